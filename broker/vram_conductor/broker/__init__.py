@@ -1,0 +1,1 @@
+"""VRAM Conductor: broker."""

@@ -1,0 +1,1 @@
+"""Wire protocol of VRAM Conductor: messages, codec, limits, errors. See protocol/SPEC.md."""

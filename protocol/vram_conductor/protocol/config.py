@@ -1,0 +1,174 @@
+"""Configuration file (TOML) shared by broker, workers and the command line.
+
+Precedence: flags > environment (``VRAM_CONDUCTOR_<SECTION>_<KEY>``) > file > defaults. Unknown
+keys are errors. Sizes are ints in bytes or strings such as ``"8 GiB"``.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import msgspec
+
+from vram_conductor.protocol import limits
+from vram_conductor.protocol.errors import InvalidArgument
+from vram_conductor.protocol.values import DeviceKind, KVType, LedgerMode
+
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]i?B|B)?\s*", re.IGNORECASE)
+_UNIT = {"b": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+
+
+def parse_bytes(text: str | int) -> int:
+    """``"1.5 GiB"`` → 1610612736. ``KB`` is 1000 bytes, ``KiB`` is 1024.
+
+    Raises:
+        InvalidArgument: ``bad_size``.
+    """
+    if isinstance(text, int):
+        value = text
+    else:
+        match = _SIZE.fullmatch(text)
+        if not match:
+            raise InvalidArgument("bad_size", f"{text!r} is no size; write for example '8 GiB'")
+        unit = (match[2] or "B").lower()
+        base = 1024 if "i" in unit else 1000
+        value = int(float(match[1]) * base ** _UNIT[unit[0]])
+    if not 0 <= value <= limits.BYTES_MAX:
+        raise InvalidArgument("bad_size", f"{text!r} is out of range")
+    return value
+
+
+class DeviceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One device and its worker.
+
+    Attributes:
+        id: ``cuda:0``, ``cpu``, ``cpu:1`` …
+        kind: ``cuda`` or ``cpu``.
+        capacity: cpu: the bytes it may hand out. cuda: an upper bound below the card's size,
+            or empty for the card's own.
+        admission_percent: share of the capacity that may be promised.
+        mode: ``reserve`` or ``timeshare``.
+        host_cap: bytes of shared memory for parked states.
+        threads: CPU threads for compute; 0 means all cores.
+        n_ubatch: micro-batch in tokens; 0 means 512 on cuda, 64 on cpu.
+        managed: whether ``conductor up`` starts this device's worker itself.
+    """
+
+    id: str
+    kind: DeviceKind
+    capacity: str | int = 0
+    admission_percent: int = 100
+    mode: LedgerMode = "reserve"
+    host_cap: str | int = "4 GiB"
+    threads: int = 0
+    n_ubatch: int = 0
+    managed: bool = True
+
+
+class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The broker. Empty endpoints mean ipc sockets in the runtime directory."""
+
+    clients: str = ""
+    workers: str = ""
+    runtime_dir: str = ""
+    state_dir: str = ""
+    metrics_port: int = 0
+    default_n_ctx: int = 4096
+    default_kv_type: KVType = "f16"
+    worker_inflight: int = 8
+    queued_jobs_max: int = limits.QUEUED_JOBS_MAX
+    queued_jobs_per_agent_max: int = limits.QUEUED_JOBS_PER_AGENT_MAX
+    result_keep_ms: int = limits.RESULT_KEEP_MS
+    orphan_ms: int = limits.ORPHAN_MS
+    heartbeat_ms: int = limits.HEARTBEAT_MS
+    estimate_timeout_ms: int = 30_000
+    load_timeout_ms: int = 600_000
+    drain_ms: int = 10_000
+    sample_max_age_ms: int = 6_000
+
+
+class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What all workers share.
+
+    Attributes:
+        arena_dir: folder for parked states; empty: ``/dev/shm/vram-conductor-UID``.
+        model_dirs: folders from which a path may be loaded.
+        models_dir: the catalogue's cache; empty: ``$XDG_CACHE_HOME/vram-conductor/models``.
+        catalogue: path of ``models.toml``; empty: the packaged one.
+        sample_ms: period of the memory sample.
+        hang_ms: exit when the engine is busy and makes no step for this long.
+        verify_digest: hash model files at first load.
+    """
+
+    arena_dir: str = ""
+    model_dirs: list[str] = []
+    models_dir: str = ""
+    catalogue: str = ""
+    sample_ms: int = 2_000
+    hang_ms: int = 60_000
+    verify_digest: bool = True
+
+
+class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The whole file."""
+
+    broker: BrokerConfig = BrokerConfig()
+    worker: WorkerConfig = WorkerConfig()
+    device: list[DeviceConfig] = []
+
+
+def load_config(path: Path | None) -> Config:
+    """Read a configuration file; None gives the defaults.
+
+    Raises:
+        InvalidArgument: ``bad_config``: unreadable, not TOML, unknown key, wrong type.
+    """
+    if path is None:
+        return Config()
+    try:
+        return msgspec.toml.decode(path.read_bytes(), type=Config)
+    except OSError as error:
+        raise InvalidArgument("bad_config", f"cannot read {path}: {error.strerror}") from None
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise InvalidArgument("bad_config", f"{path}: {error}") from None
+
+
+def runtime_dir(config: BrokerConfig) -> Path:
+    """Folder of the ipc sockets (created with mode 0700 by the broker)."""
+    if config.runtime_dir:
+        return Path(config.runtime_dir)
+    base = os.environ.get("XDG_RUNTIME_DIR")
+    return Path(base) / "vram-conductor" if base else Path(f"/tmp/vram-conductor-{os.getuid()}")
+
+
+def state_dir(config: BrokerConfig) -> Path:
+    """Folder of the journal."""
+    if config.state_dir:
+        return Path(config.state_dir)
+    base = os.environ.get("XDG_STATE_HOME")
+    return (Path(base) if base else Path.home() / ".local" / "state") / "vram-conductor"
+
+
+def models_dir(config: WorkerConfig) -> Path:
+    """Folder of the pulled models."""
+    if config.models_dir:
+        return Path(config.models_dir)
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "vram-conductor" / "models"
+
+
+def arena_dir(config: WorkerConfig) -> Path:
+    """Folder of the parked states; in shared memory, so that they outlive a worker."""
+    return Path(config.arena_dir or f"/dev/shm/vram-conductor-{os.getuid()}")
+
+
+def client_endpoint(config: BrokerConfig) -> str:
+    """Where clients connect."""
+    return config.clients or f"ipc://{runtime_dir(config) / 'clients.ipc'}"
+
+
+def worker_endpoint(config: BrokerConfig) -> str:
+    """Where workers connect."""
+    return config.workers or f"ipc://{runtime_dir(config) / 'workers.ipc'}"

@@ -1,0 +1,61 @@
+"""Every limit of the protocol, as named constants (units last in the name).
+
+The broker announces the ones that a client can hit in ``WELCOME.limits``.
+"""
+
+from __future__ import annotations
+
+PROTOCOL_MAJOR = 1
+PROTOCOL_MINOR = 0
+PREAMBLE = b"VMC" + bytes([PROTOCOL_MAJOR])
+"""First frame of every message."""
+
+FRAME_BYTES_MAX = 8 * 1024 * 1024
+"""ZMQ_MAXMSGSIZE on every socket; libzmq applies it per frame."""
+
+FRAMES_MAX = 4
+"""Preamble, map, and at most two raw buffers; more frames are dropped unread."""
+
+MAP_BYTES_MAX = 4 * 1024 * 1024
+"""The msgpack map; raw token buffers travel outside it."""
+
+NAME_CHARS_MAX = 64
+"""Agents, conversations, devices, models, leases: ``[A-Za-z0-9._:@/-]``."""
+
+RID_BYTES = 16
+PROMPT_CHARS_MAX = 2_000_000
+MESSAGES_MAX = 4096
+PROMPT_TOKENS_MAX = 1_048_576
+MAX_TOKENS_MAX = 1_048_576
+STOP_STRINGS_MAX = 16
+STOP_STRING_CHARS_MAX = 256
+LOGIT_BIAS_MAX = 1024
+N_CTX_MAX = 4_194_304
+SLOTS_MAX = 64
+
+AGENTS_MAX = 10_000
+AGENTS_PER_PRINCIPAL_MAX = 1_000
+CONVERSATIONS_PER_AGENT_MAX = 256
+SESSIONS_MAX = 4_096
+QUEUED_JOBS_MAX = 1_024
+QUEUED_JOBS_PER_AGENT_MAX = 64
+STREAM_BYTES_MAX = 16 * 1024 * 1024
+"""Buffered output of one job (text and ids); a reply that outgrows it ends as ``length``."""
+
+RESULT_KEEP_MS = 300_000
+"""How long a finished stream can still be resumed."""
+
+ORPHAN_MS = 10_000
+"""How long a running stream outlives its session before it is cancelled."""
+
+HEARTBEAT_MS = 2_000
+MISSED_HEARTBEATS_MAX = 3
+HELLO_TIMEOUT_MS = 5_000
+
+N_CTX_PAD = 256
+"""llama.cpp pads KV caches to this many cells; the ledger counts the same way."""
+
+BYTES_MAX = 1 << 62
+"""Above any real memory; arithmetic on byte counts stays within 64 bits."""
+
+DEFAULT_CONVERSATION = "main"

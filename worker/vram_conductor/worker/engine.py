@@ -1,0 +1,152 @@
+"""What the worker's core asks of an inference library: the Engine protocol.
+
+``llama.py`` is the only real implementation; tests of the core use a fake one. Everything here
+runs on the one engine thread of the worker, except where a docstring says otherwise. Sizes are
+ints in bytes, token ids int32 arrays, times are measured by the caller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vram_conductor.protocol.values import Message, ModelInfo, PoolShape, Sampling
+
+Tokens = NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Dry-run sizes, see ``commands.Estimated``."""
+
+    info: ModelInfo
+    shape: PoolShape
+    weights_bytes: int
+    kv_bytes: int
+    compute_bytes: int
+    recurrent_bytes: int
+    state_bytes: int
+    fit_cells: int | None
+    cached: bool
+
+    @property
+    def pool_bytes(self) -> int:
+        return self.kv_bytes + self.compute_bytes + self.recurrent_bytes
+
+
+class Estimator(Protocol):
+    """Dry runs, callable from a thread of its own: an estimate must not stall a stream."""
+
+    def estimate(
+        self, path: str, name: str, shape: PoolShape, n_ctx: int, fit_bytes: int | None
+    ) -> Estimate:
+        """Raises a ConductorError: ``no_such_model``, ``bad_model``, ``unsupported_model``,
+        ``n_ctx_beyond_training``, ``estimate_failed`` …"""
+
+
+class Sampler(Protocol):
+    """A sampler chain of one job (penalties → bias → top-k … → distribution or greedy)."""
+
+    def accept(self, token: int) -> None:
+        """Tell the penalties about a token that was not sampled here (the prompt)."""
+
+    def close(self) -> None: ...
+
+
+class Pool(Protocol):
+    """One ``llama_context``: ``shape.slots`` sequences in one unified cache."""
+
+    shape: PoolShape
+    measured_bytes: int
+    """Size of the buffers that were really allocated."""
+
+    def decode(self, batch: Sequence[tuple[int, Tokens, int, bool]]) -> None:
+        """Compute one batch. Each entry: (slot, ids, first position, want logits of the last).
+
+        Raises ConductorError ``kv_full`` (nothing changed), ``decode_failed``.
+        """
+
+    def sample(self, slot: int, sampler: Sampler) -> int:
+        """Sample from the logits that the last ``decode`` computed for ``slot``."""
+
+    def pos_min(self, slot: int) -> int:
+        """First position still in the cache, -1 if the slot is empty."""
+
+    def pos_max(self, slot: int) -> int:
+        """Last position in the cache, -1 if the slot is empty."""
+
+    def truncate(self, slot: int, keep: int) -> bool:
+        """Remove positions >= ``keep``. False, with nothing changed, where a correct rollback is
+        impossible (window already gone, recurrent state); ``keep=0`` always succeeds."""
+
+    def state_bytes(self, slot: int) -> int:
+        """Current size of the slot's state; changes with every decode."""
+
+    def get_state(self, slot: int, into: memoryview) -> int:
+        """Copy the slot's state out; returns the bytes written.
+
+        Raises ConductorError ``state_failed``; the slot is unchanged.
+        """
+
+    def set_state(self, slot: int, blob: memoryview) -> None:
+        """Replace the slot's state.
+
+        Raises ConductorError ``state_failed``: the slot is then empty.
+        """
+
+    def close(self) -> None: ...
+
+
+class Model(Protocol):
+    """Weights and vocabulary of one GGUF."""
+
+    info: ModelInfo
+    measured_bytes: int
+    bos: int
+    """Begin-of-sequence id that a fresh prompt starts with, or -1."""
+
+    def open_pool(self, shape: PoolShape) -> Pool:
+        """Create a context. Raises ConductorError ``pool_failed``; nothing stays allocated."""
+
+    def tokenize(self, text: str, *, first: bool) -> Tokens:
+        """Ids of ``text`` with special tokens parsed. ``first``: the start of a transcript, so
+        BOS is added where the model wants it."""
+
+    def joins(self) -> bool:
+        """Whether text may be tokenised in pieces (False where the tokenizer adds a space in
+        front of every piece)."""
+
+    def piece(self, token: int, *, special: bool) -> bytes:
+        """Bytes of one token; may be part of a character. ``special``: render control tokens."""
+
+    def is_eog(self, token: int) -> bool: ...
+
+    def render(self, messages: Sequence[Message], *, generate: bool) -> str:
+        """Apply the file's chat template (jinja2 sandbox).
+
+        Raises ConductorError FAILED_PRECONDITION ``no_chat_template``, INVALID_ARGUMENT
+        ``bad_messages`` (the template refuses them), ``template_limit``.
+        """
+
+    def sampler(self, sampling: Sampling, bias: Sequence[tuple[int, float]], seed: int) -> Sampler:
+        """Build a sampler chain. Raises InvalidArgument with the parameter's name."""
+
+    def close(self) -> None:
+        """Free the weights. Every pool must be closed before."""
+
+
+class Engine(Protocol):
+    """A loaded inference library on one device."""
+
+    device_kind: Literal["cuda", "cpu"]
+    build: str
+    """Library build; part of the identity of a parked state."""
+
+    estimator: Estimator
+
+    def load(self, path: str, name: str) -> Model:
+        """Load weights. Raises ConductorError ``load_failed``; nothing stays allocated."""
