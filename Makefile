@@ -1,0 +1,39 @@
+# Everything starts here: `make help`.
+PYTHON ?= python3
+PY := .venv/bin/python
+.DEFAULT_GOAL := help
+.PHONY: help setup models demo test check format bench vectors clean
+
+help: ## show this list
+	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: ## venv in .venv, dependencies, llama.cpp from source (5 minutes once, then nothing)
+	@$(PYTHON) scripts/setup.py
+
+models: ## setup, and the two small models of demo and tests (350 MB once)
+	@$(PYTHON) scripts/setup.py --models
+
+demo: models ## three agents, two models, one budget that holds one pool; with receipts
+	@$(PY) -m vram_conductor.client.cli demo
+
+test: models ## the whole test suite, on real sockets and real models
+	@$(PY) -m pytest
+
+check: setup ## ruff, mypy strict, golden vectors
+	@$(PY) -m ruff check .
+	@$(PY) -m ruff format --check .
+	@$(PY) -m mypy
+	@$(PY) -m vram_conductor.protocol.vectors --check
+
+format: setup ## let ruff fix and format
+	@$(PY) -m ruff check --fix .
+	@$(PY) -m ruff format .
+
+bench: models ## the numbers of docs/performance.md, as ratios within one run
+	@$(PY) bench/run.py
+
+vectors: setup ## write protocol/vectors anew
+	@$(PY) -m vram_conductor.protocol.vectors
+
+clean: ## remove .venv and caches (models stay)
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis dist build
