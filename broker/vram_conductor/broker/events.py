@@ -1,0 +1,92 @@
+"""What can happen to the broker (*pure*): the only inputs of the core.
+
+``peer`` is the ROUTER's routing id of the connection, as bytes. Clients and workers have
+separate sockets, so the same bytes may name one of each.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from vram_conductor.protocol.commands import FromWorker
+from vram_conductor.protocol.errors import ConductorError
+from vram_conductor.protocol.messages import ClientMessage
+
+
+@dataclass(frozen=True, slots=True)
+class ClientMessageIn:
+    """A well-formed message of a client.
+
+    Attributes:
+        principal: who the transport says the peer is.
+        same_user_ipc: the peer is on this machine and has this user's rights, so it may name
+            model files by path.
+    """
+
+    peer: bytes
+    principal: str
+    same_user_ipc: bool
+    message: ClientMessage
+
+
+@dataclass(frozen=True, slots=True)
+class ClientBad:
+    """Undecodable frames of a client; ``error`` is what the codec raised."""
+
+    peer: bytes
+    error: ConductorError
+
+
+@dataclass(frozen=True, slots=True)
+class ClientGone:
+    """The transport knows no such peer any more (EHOSTUNREACH on a send)."""
+
+    peer: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerMessageIn:
+    """A well-formed message of a worker; ``raw`` are the buffers behind the map."""
+
+    peer: bytes
+    message: FromWorker
+    raw: list[bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerBad:
+    """Undecodable frames of a worker."""
+
+    peer: bytes
+    error: ConductorError
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerGone:
+    """The transport knows no such worker any more (EHOSTUNREACH on a send)."""
+
+    peer: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time passed; due at ``Core.next_deadline_ns()`` at the latest. Early ones are harmless."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shutdown:
+    """Drain and end: an Exit effect follows within ``drain_ms``. A second one exits at once."""
+
+    drain_ms: int
+
+
+Event = (
+    ClientMessageIn
+    | ClientBad
+    | ClientGone
+    | WorkerMessageIn
+    | WorkerBad
+    | WorkerGone
+    | Tick
+    | Shutdown
+)
