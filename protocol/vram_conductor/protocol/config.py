@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -172,3 +173,55 @@ def client_endpoint(config: BrokerConfig) -> str:
 def worker_endpoint(config: BrokerConfig) -> str:
     """Where workers connect."""
     return config.workers or f"ipc://{runtime_dir(config) / 'workers.ipc'}"
+
+
+ENV_PREFIX = "VRAM_CONDUCTOR_"
+_SECTIONS: dict[str, type[msgspec.Struct]] = {"broker": BrokerConfig, "worker": WorkerConfig}
+
+
+def overlay(
+    config: Config,
+    env: Mapping[str, str],
+    flags: Mapping[str, Mapping[str, object]] | None = None,
+) -> Config:
+    """``config`` with the environment laid over it, and the flags over both.
+
+    Args:
+        config: what the file says (or the defaults).
+        env: the process environment. ``VRAM_CONDUCTOR_BROKER_*`` and ``VRAM_CONDUCTOR_WORKER_*``
+            count, other names are somebody else's. Lists are separated by ``:``; an empty
+            variable is as good as none.
+        flags: ``{"broker": {"state_dir": "/var/lib/x"}}``; a None value was not given.
+
+    Raises:
+        InvalidArgument: ``bad_config``: an unknown key or a wrong type; the message names the
+            variable or the flag.
+    """
+    given: dict[str, list[tuple[str, str, object]]] = {section: [] for section in _SECTIONS}
+    for name in sorted(env):
+        section, _, key = name.removeprefix(ENV_PREFIX).lower().partition("_")
+        if name.startswith(ENV_PREFIX) and section in _SECTIONS and env[name]:
+            given[section].append((name, key, env[name]))
+    for section, values in (flags or {}).items():
+        for key, value in values.items():
+            if value is not None:
+                given[section].append((f"--{key.replace('_', '-')}", key, value))
+    parts = {section: _override(getattr(config, section), given[section]) for section in _SECTIONS}
+    return msgspec.structs.replace(config, **parts)
+
+
+def _override(base: msgspec.Struct, given: list[tuple[str, str, object]]) -> msgspec.Struct:
+    types = {field.name: field.type for field in msgspec.structs.fields(base)}
+    for source, key, value in given:
+        if key not in types:
+            raise InvalidArgument(
+                "bad_config", f"{source}: unknown key {key!r}; known: {', '.join(types)}", key=key
+            )
+        if isinstance(value, str) and isinstance(getattr(base, key), list):
+            value = value.split(os.pathsep)
+        try:
+            converted = msgspec.convert(value, types[key], strict=False)
+        except msgspec.ValidationError as error:
+            raise InvalidArgument("bad_config", f"{source}={value}: {error}", key=key) from None
+        base = msgspec.structs.replace(base, **{key: converted})
+    return base
