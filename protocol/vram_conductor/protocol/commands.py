@@ -321,6 +321,12 @@ class NoSession(Base, frozen=True, kw_only=True, tag="W_NO_SESSION"):
     """Broker to worker: I do not know you; say READY."""
 
 
+class WorkerRefused(Base, frozen=True, kw_only=True, tag="W_REFUSED"):
+    """Broker to worker: READY was refused and will be again; exit and say ``error``."""
+
+    error: ErrorInfo
+
+
 ToWorker = (
     WorkerWelcome
     | Estimate
@@ -333,6 +339,7 @@ ToWorker = (
     | Drain
     | WorkerPong
     | NoSession
+    | WorkerRefused
 )
 FromWorker = (
     Ready

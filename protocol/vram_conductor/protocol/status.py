@@ -1,0 +1,198 @@
+"""The answer to STATUS (and, in part, LIST): the whole picture as typed structs.
+
+OK.body is the struct as plain maps; ``msgspec.convert(body, StatusReport)`` types it again. All
+byte counts are ints in bytes, all times ints in milliseconds.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from vram_conductor.protocol.errors import ErrorInfo
+from vram_conductor.protocol.values import DeviceKind, KVType, LedgerMode, Line, Memory
+
+AgentState = Literal["loading", "ready", "waiting", "suspended"]
+"""``loading``: LOAD is on its way. ``waiting``: its device has no worker right now.
+``suspended``: it was admitted once and does not fit now; it comes back when it does."""
+
+Where = Literal["slot", "parked", "absent"]
+
+
+class StatusStruct(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Common base."""
+
+
+class WorkerStatus(StatusStruct, frozen=True, kw_only=True):
+    """A device's worker.
+
+    Attributes:
+        steps, busy: its last word on its work loop; busy and not counting means hung.
+        silent_ms: for how long nothing was heard.
+        in_flight: attempts that it has.
+    """
+
+    worker: str
+    worker_epoch: int
+    pid: int
+    host: str
+    version: str
+    build: str
+    mechanism: str = "state-swap"
+    mechanism_note: str = ""
+    steps: int = 0
+    busy: bool = False
+    silent_ms: int = 0
+    in_flight: int = 0
+    draining: bool = False
+
+
+class LedgerStatus(StatusStruct, frozen=True, kw_only=True):
+    """Promised bytes of one resource: ``promised_bytes + foreign_bytes <= cap_bytes``."""
+
+    cap_bytes: int
+    promised_bytes: int = 0
+    lines: list[Line] = []
+
+
+class DeviceStatus(StatusStruct, frozen=True, kw_only=True):
+    """One device.
+
+    Attributes:
+        promised: the ledger of the device's memory.
+        host: the ledger of shared memory for parked states.
+        resident: what the worker says is on the device, with the ledger's keys.
+        resident_bytes: sum of ``resident``.
+        parked: what the worker says is in shared memory.
+        memory: the last sample; None until a worker reported one.
+        sample_age_ms: age of ``memory``; too old a sample is a deny.
+        unattributed_bytes: used - resident - foreign of the sample, for what no line explains.
+        budget_bytes: what the worker may use: cap - foreign.
+        worker: None while the device has none; then ``absent_ms`` says for how long.
+        swaps: how often a conversation's KV was moved, since the worker's start.
+    """
+
+    device: str
+    kind: DeviceKind
+    name: str = ""
+    mode: LedgerMode = "reserve"
+    promised: LedgerStatus
+    host: LedgerStatus
+    resident: list[Line] = []
+    resident_bytes: int = 0
+    parked: list[Line] = []
+    memory: Memory | None = None
+    sample_age_ms: int | None = None
+    unattributed_bytes: int = 0
+    budget_bytes: int = 0
+    worker: WorkerStatus | None = None
+    absent_ms: int = 0
+    swaps: int = 0
+
+
+class ConversationStatus(StatusStruct, frozen=True, kw_only=True):
+    """One conversation.
+
+    Attributes:
+        tokens, version: the record (the broker's).
+        where: its KV, as the worker last said; ``kv_tokens`` how many tokens that covers.
+        parked_bytes: size of its parked state.
+    """
+
+    conversation: str
+    tokens: int
+    version: int
+    where: Where = "absent"
+    kv_tokens: int = 0
+    parked_bytes: int = 0
+
+
+class AgentStatus(StatusStruct, frozen=True, kw_only=True):
+    """One agent.
+
+    Attributes:
+        model, model_id: as asked for; the identity in ledger lines.
+        shared_with: other agents on the same weights, as ``principal/agent``.
+        pool_bytes: of the whole pool, which the agents of this model and KV type share.
+        state_bytes: largest parked state of one conversation.
+        unmeasured: the sizes are estimates; nothing was allocated yet.
+        rollback: how far a parked state can be rolled back (see ModelInfo).
+        reason: why it is ``suspended`` or ``waiting``.
+    """
+
+    principal: str
+    agent: str
+    model: str
+    model_id: str
+    device: str
+    state: AgentState
+    n_ctx: int
+    kv_type: KVType = "f16"
+    slots: int = 1
+    priority: int = 0
+    weights_bytes: int = 0
+    pool_bytes: int = 0
+    state_bytes: int = 0
+    unmeasured: bool = False
+    shared_with: list[str] = []
+    rollback: Literal["any", "window", "none"] = "any"
+    ephemeral: bool = False
+    ttl_s: int | None = None
+    idle_ms: int = 0
+    reason: ErrorInfo | None = None
+    conversations: list[ConversationStatus] = []
+    queued: int = 0
+    running: int = 0
+
+
+class JobStatus(StatusStruct, frozen=True, kw_only=True):
+    """A job that is not over.
+
+    Attributes:
+        state: ``queued`` (at the broker), ``sent`` (waits at the worker), ``running``.
+        attempt: 1 for the first.
+        age_ms: since its receipt.
+    """
+
+    job: int
+    principal: str
+    agent: str
+    conversation: str
+    device: str
+    state: Literal["queued", "sent", "running"]
+    attempt: int = 1
+    age_ms: int = 0
+    generated_tokens: int = 0
+    priority: int = 0
+
+
+class StatusReport(StatusStruct, frozen=True, kw_only=True):
+    """The whole picture.
+
+    Attributes:
+        agents: those of the principal who asks; ``agents_total`` counts all.
+        queued, queued_max: jobs that wait at the broker, and the bound.
+        jobs: running ones first, then the queue in order.
+        jobs_done, jobs_failed: since the broker's start.
+    """
+
+    broker_epoch: int
+    version: str = ""
+    uptime_ms: int = 0
+    draining: bool = False
+    sessions: int = 0
+    devices: list[DeviceStatus] = []
+    agents: list[AgentStatus] = []
+    agents_total: int = 0
+    queued: int = 0
+    queued_max: int = 0
+    jobs: list[JobStatus] = []
+    jobs_done: int = 0
+    jobs_failed: int = 0
+
+
+class AgentList(StatusStruct, frozen=True, kw_only=True):
+    """The answer to LIST."""
+
+    agents: list[AgentStatus] = []
