@@ -1,0 +1,65 @@
+"""A ``llama_batch`` allocated once and filled through numpy."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from llama_cpp import llama_cpp as ll
+
+from vram_conductor.worker.engine import Tokens
+
+
+class Batch:
+    """At most ``capacity`` tokens, each of one sequence.
+
+    Attributes:
+        struct: the ``llama_batch`` whose pointers lead into the arrays below.
+        last: index of each slot's last token in the batch, for slots that asked for logits.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.last: dict[int, int] = {}
+        self._token = np.zeros(capacity, np.int32)
+        self._pos = np.zeros(capacity, np.int32)
+        self._n_seq = np.ones(capacity, np.int32)
+        self._seq = np.zeros(capacity, np.int32)
+        self._logits = np.zeros(capacity, np.int8)
+        self._ramp = np.arange(capacity, dtype=np.int32)
+        # seq_id is an array of pointers, one per token; each leads to that token's one id.
+        first = self._seq.ctypes.data
+        self._seq_rows = first + np.arange(capacity, dtype=np.uintp) * self._seq.itemsize
+        self.struct = ll.llama_batch(
+            0,
+            _pointer(self._token, ctypes.c_int32),
+            None,
+            _pointer(self._pos, ctypes.c_int32),
+            _pointer(self._n_seq, ctypes.c_int32),
+            _pointer(self._seq_rows, ctypes.POINTER(ctypes.c_int32)),
+            _pointer(self._logits, ctypes.c_int8),
+        )
+
+    def fill(self, entries: Sequence[tuple[int, Tokens, int, bool]]) -> None:
+        """Write (slot, ids, first position, want logits of the last) entries.
+
+        The caller has checked that they fit ``capacity``.
+        """
+        self.last = {}
+        end = 0
+        for slot, ids, first, want in entries:
+            begin, end = end, end + len(ids)
+            self._token[begin:end] = ids
+            np.add(self._ramp[: len(ids)], first, out=self._pos[begin:end])
+            self._seq[begin:end] = slot
+            self._logits[begin:end] = 0
+            if want:
+                self._logits[end - 1] = 1
+                self.last[slot] = end - 1
+        self.struct.n_tokens = end
+
+
+def _pointer(array: Any, kind: Any) -> Any:
+    return ctypes.cast(array.ctypes.data, ctypes.POINTER(kind))

@@ -1,0 +1,23 @@
+"""The engine of one device."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from vram_conductor.worker.llama.library import check_device, library
+from vram_conductor.worker.llama.model import LlamaModel
+from vram_conductor.worker.llama.options import EngineOptions
+
+
+class LlamaEngine:
+    """See ``engine.Engine``."""
+
+    def __init__(self, options: EngineOptions) -> None:
+        check_device(options)
+        self.options = options
+        self.device_kind: Literal["cuda", "cpu"] = options.device_kind
+        self.build: str = library().build
+
+    def load(self, path: str, name: str) -> LlamaModel:
+        """Load weights."""
+        return LlamaModel(path, name, self.options)

@@ -1,0 +1,71 @@
+"""What a model says about itself, and who it is."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+from typing import Any, Literal
+
+from llama_cpp import llama_cpp as ll
+
+from vram_conductor.protocol.errors import NotFound
+from vram_conductor.protocol.values import ModelInfo
+
+
+def model_id(stat: os.stat_result) -> str:
+    """Twelve hex digits over (device, inode, size, mtime_ns): two names of a file are one
+    model, a replaced file is another."""
+    identity = f"{stat.st_dev}:{stat.st_ino}:{stat.st_size}:{stat.st_mtime_ns}"
+    return hashlib.blake2b(identity.encode(), digest_size=6).hexdigest()
+
+
+def stat_model(path: str) -> os.stat_result:
+    """Raises NotFound ``no_such_model``."""
+    try:
+        return os.stat(path)  # noqa: PTH116 - paths are strings throughout the engine contract
+    except OSError as error:
+        raise NotFound(
+            "no_such_model",
+            f"cannot open the model file {path}: {error.strerror}; check the name, or pull it",
+            path=path,
+        ) from None
+
+
+def read_info(model: Any, path: str, name: str, stat: os.stat_result) -> ModelInfo:
+    """Describe a loaded (or dry-loaded) ``llama_model``."""
+    vocab = ll.llama_model_get_vocab(model)
+    return ModelInfo(
+        model=model_id(stat),
+        name=name,
+        path=path,
+        file_bytes=stat.st_size,
+        arch=metadata(model, "general.architecture") or "unknown",
+        n_ctx_train=int(ll.llama_model_n_ctx_train(model)),
+        n_vocab=int(ll.llama_vocab_n_tokens(vocab)),
+        chat_template=chat_template(model) is not None,
+        rollback=rollback(model),
+    )
+
+
+def rollback(model: Any) -> Literal["any", "window", "none"]:
+    """How far a sequence of this model can be rolled back (see ``ModelInfo.rollback``)."""
+    if ll.llama_model_is_recurrent(model) or ll.llama_model_is_hybrid(model):
+        return "none"
+    return "window" if ll.llama_model_n_swa(model) > 0 else "any"
+
+
+def metadata(model: Any, key: str) -> str | None:
+    """A scalar of the GGUF's key-value section as text, None where it is absent."""
+    length = ll.llama_model_meta_val_str(model, key.encode(), None, 0)
+    if length < 0:
+        return None
+    buffer = ctypes.create_string_buffer(length + 1)
+    ll.llama_model_meta_val_str(model, key.encode(), buffer, length + 1)
+    return buffer.value.decode("utf-8", "replace")
+
+
+def chat_template(model: Any) -> str | None:
+    """The file's own chat template."""
+    text = ll.llama_model_chat_template(model, None)
+    return text.decode("utf-8", "replace") if text else None

@@ -1,0 +1,157 @@
+"""Log lines of llama.cpp: who said what, and the sizes in them. *Pure*.
+
+llama.cpp tells the sizes of its buffers in log lines only, printed in MiB with two decimals, so
+each is known to half of 0.01 MiB. It logs from the thread that called it (its compute threads
+print nothing), so lines are told apart by thread.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+LEVEL_INFO, LEVEL_WARN, LEVEL_ERROR, LEVEL_DEBUG, LEVEL_CONT = 1, 2, 3, 4, 5
+"""``enum ggml_log_level`` (ggml.h)."""
+
+LINES_MAX = 4096
+"""Lines kept of one capture; a load logs a few hundred."""
+
+ROUNDING_BYTES = (1 << 20) // 200 + 1
+"""Largest error of a size that was printed with two decimals of a MiB."""
+
+_MIB = 1 << 20
+_SIZE = r"\s+(?P<buffer>\S+)\s+{kind} buffer size\s*=\s*(?P<mib>[\d.]+) MiB"
+_PATTERNS = {
+    "weights": re.compile(r"load_tensors:" + _SIZE.format(kind="model")),
+    "kv": re.compile(r"llama_kv_cache\S*:" + _SIZE.format(kind="KV")),
+    "recurrent": re.compile(r"llama_memory_recurrent\S*:" + _SIZE.format(kind="RS")),
+    "compute": re.compile(r"sched_reserve:" + _SIZE.format(kind="compute")),
+    "output": re.compile(r"llama_context:" + _SIZE.format(kind="output")),
+}
+_TOTAL = re.compile(
+    r"(?P<cache>llama_kv_cache|llama_memory_recurrent)\S*: size =\s*(?P<mib>[\d.]+) MiB "
+    r"\(\s*(?P<cells>\d+) cells,\s*(?P<layers>\d+) layers"
+)
+
+
+@dataclass(frozen=True)
+class BufferLine:
+    """One size line: ``kind`` is weights, kv, recurrent, compute or output; ``buffer`` is the
+    backend's buffer name (``CPU``, ``CPU_REPACK``, ``CUDA0``, ``CUDA_Host``); ``bytes`` is the
+    printed size, true to :data:`ROUNDING_BYTES`."""
+
+    kind: str
+    buffer: str
+    bytes: int
+
+
+@dataclass(frozen=True)
+class CacheLine:
+    """The total of one cache: ``kind`` is kv or recurrent. Printed in dry runs too."""
+
+    kind: str
+    bytes: int
+    cells: int
+    layers: int
+
+
+def parse_buffers(lines: Iterable[str]) -> list[BufferLine]:
+    """Every buffer size in ``lines``."""
+    found = []
+    for line in lines:
+        for kind, pattern in _PATTERNS.items():
+            match = pattern.match(line)
+            if match:
+                found.append(BufferLine(kind, match["buffer"], _bytes(match["mib"])))
+                break
+    return found
+
+
+def parse_caches(lines: Iterable[str]) -> list[CacheLine]:
+    """The totals of every cache in ``lines`` (two for sliding-window and for hybrid models)."""
+    found = []
+    for line in lines:
+        match = _TOTAL.match(line)
+        if match:
+            kind = "kv" if match["cache"] == "llama_kv_cache" else "recurrent"
+            size = _bytes(match["mib"])
+            found.append(CacheLine(kind, size, int(match["cells"]), int(match["layers"])))
+    return found
+
+
+def _bytes(mib: str) -> int:
+    return round(float(mib) * _MIB)
+
+
+@dataclass
+class Capture:
+    """What one thread's calls logged while a :meth:`LogRouter.capture` was open."""
+
+    lines: list[tuple[int, str]] = field(default_factory=list)
+
+    def texts(self) -> list[str]:
+        return [text for _, text in self.lines]
+
+    def problem(self) -> str:
+        """The first error (else warning) line, without the function's name; may be empty.
+        The first names the cause, later ones only say that the caller gave up."""
+        for level in (LEVEL_ERROR, LEVEL_WARN):
+            for seen, text in self.lines:
+                if seen == level and text:
+                    return re.sub(r"^\w+: ", "", text)
+        return ""
+
+
+class LogRouter:
+    """Takes every log event and hands its line to the capture of the thread that logged it.
+
+    Events may come from any thread. A line may come in pieces: all but the first have level
+    CONT, and a newline ends it.
+    """
+
+    def __init__(self, recent_max: int = 64) -> None:
+        self._captures: dict[int, Capture] = {}
+        self._partial: dict[int, tuple[int, str]] = {}
+        self.recent: deque[str] = deque(maxlen=recent_max)
+        """Last warnings and errors of any thread, for post-mortems."""
+
+    def event(self, level: int, text: str) -> None:
+        """One callback from llama.cpp."""
+        thread = threading.get_ident()
+        if level == LEVEL_CONT:
+            level, head = self._partial.pop(thread, (LEVEL_DEBUG, ""))
+        else:
+            unfinished = self._partial.pop(thread, None)
+            if unfinished:
+                self._line(thread, *unfinished)
+            head = ""
+        whole = head + text
+        if whole.endswith("\n"):
+            self._line(thread, level, whole.rstrip())
+        else:
+            self._partial[thread] = (level, whole)
+
+    def _line(self, thread: int, level: int, text: str) -> None:
+        if level in (LEVEL_WARN, LEVEL_ERROR):
+            self.recent.append(text)
+        capture = self._captures.get(thread)
+        if capture is not None and len(capture.lines) < LINES_MAX:
+            capture.lines.append((level, text))
+
+    @contextmanager
+    def capture(self) -> Iterator[Capture]:
+        """Collect this thread's lines. An inner capture takes them from the outer one."""
+        thread = threading.get_ident()
+        outer = self._captures.get(thread)
+        capture = self._captures[thread] = Capture()
+        try:
+            yield capture
+        finally:
+            if outer is None:
+                del self._captures[thread]
+            else:
+                self._captures[thread] = outer

@@ -1,0 +1,142 @@
+"""Sampler chains: built once per job, run in C."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from llama_cpp import llama_cpp as ll
+
+from vram_conductor.protocol.errors import InvalidArgument
+from vram_conductor.protocol.values import SAMPLING_DEFAULTS, Sampling
+
+PENALTY_TOKENS_MAX = 1 << 20
+"""Longest memory of the penalties: llama.cpp allocates it at once."""
+
+_FLOAT_MAX = 1e30
+_RANGES: dict[str, tuple[float, float, bool]] = {
+    # name: lowest, highest, lowest itself allowed
+    "temperature": (0.0, _FLOAT_MAX, True),
+    "top_k": (0, (1 << 31) - 1, True),
+    "top_p": (0.0, 1.0, False),
+    "min_p": (0.0, 1.0, True),
+    "repeat_penalty": (0.0, _FLOAT_MAX, False),
+    "presence_penalty": (-2.0, 2.0, True),
+    "frequency_penalty": (-2.0, 2.0, True),
+    "penalty_last_n": (-1, (1 << 31) - 1, True),
+}
+
+
+def check_sampling(sampling: Sampling) -> Sampling:
+    """``sampling`` with every default filled in.
+
+    Raises:
+        InvalidArgument: ``bad_sampling``: out of range or not finite; llama.cpp would abort the
+            process or sample garbage.
+    """
+    full = sampling.over(SAMPLING_DEFAULTS)
+    for name, (low, high, closed) in _RANGES.items():
+        value = getattr(full, name)
+        if math.isfinite(value) and (low < value or (closed and low == value)) and value <= high:
+            continue
+        raise InvalidArgument(
+            "bad_sampling",
+            f"{name}={value} is out of range: it must be {'>=' if closed else '>'} {low:g}"
+            + (f" and <= {high:g}" if high < 1e9 else " and finite"),
+            parameter=name,
+        )
+    return full
+
+
+def check_bias(bias: Sequence[tuple[int, float]], n_vocab: int) -> None:
+    """Raises InvalidArgument ``bad_logit_bias``: no such token, or not a finite number."""
+    for token, value in bias:
+        if not 0 <= token < n_vocab:
+            raise InvalidArgument(
+                "bad_logit_bias",
+                f"logit_bias names token {token}; this model has tokens 0 to {n_vocab - 1}",
+                parameter="logit_bias",
+                n_vocab=n_vocab,
+            )
+        if not (math.isfinite(value) and abs(value) <= _FLOAT_MAX):
+            raise InvalidArgument(
+                "bad_logit_bias",
+                f"logit_bias {value} must be a finite number; -100 bans a token",
+                parameter="logit_bias",
+            )
+
+
+class LlamaSampler:
+    """penalties → logit bias → top-k → top-p → min-p → temperature → distribution, or greedy.
+
+    ``n_vocab`` is the vocabulary's size, ``n_context`` what ``penalty_last_n = -1`` stands for.
+    """
+
+    def __init__(
+        self,
+        n_vocab: int,
+        n_context: int,
+        sampling: Sampling,
+        bias: Sequence[tuple[int, float]],
+        seed: int,
+    ) -> None:
+        full = check_sampling(sampling)
+        check_bias(bias, n_vocab)
+        self._chain: Any = ll.llama_sampler_chain_init(ll.llama_sampler_chain_default_params())
+        self._penalties = self._add_penalties(n_vocab, n_context, full)
+        if bias:
+            array = (ll.llama_logit_bias * len(bias))(
+                *(ll.llama_logit_bias(token, value) for token, value in bias)
+            )
+            self._add(ll.llama_sampler_init_logit_bias(n_vocab, len(bias), array))
+        if full.temperature == 0:
+            self._add(ll.llama_sampler_init_greedy())
+            return
+        if full.top_k:
+            self._add(ll.llama_sampler_init_top_k(full.top_k))
+        if full.top_p is not None and full.top_p < 1:
+            self._add(ll.llama_sampler_init_top_p(full.top_p, 1))
+        if full.min_p:
+            self._add(ll.llama_sampler_init_min_p(full.min_p, 1))
+        self._add(ll.llama_sampler_init_temp(full.temperature))
+        self._add(ll.llama_sampler_init_dist(seed & 0xFFFFFFFF))
+
+    def _add_penalties(self, n_vocab: int, n_context: int, full: Sampling) -> bool:
+        last_n = full.penalty_last_n or 0
+        if last_n < 0:
+            last_n = n_context
+        last_n = min(last_n, PENALTY_TOKENS_MAX)
+        neutral = (full.repeat_penalty, full.presence_penalty, full.frequency_penalty) == (1, 0, 0)
+        if last_n == 0 or neutral:
+            return False
+        self._add(
+            ll.llama_sampler_init_penalties(
+                n_vocab,
+                last_n,
+                full.repeat_penalty,
+                full.frequency_penalty,
+                full.presence_penalty,
+            )
+        )
+        return True
+
+    def _add(self, sampler: Any) -> None:
+        ll.llama_sampler_chain_add(self._chain, sampler)
+
+    @property
+    def handle(self) -> Any:
+        """The chain, for ``Pool.sample``."""
+        return self._chain
+
+    def accept(self, token: int) -> None:
+        """Tell the penalties about a token that was not sampled here."""
+        # Only the penalties remember anything: without them a long prompt costs nothing.
+        if self._penalties:
+            ll.llama_sampler_accept(self._chain, token)
+
+    def close(self) -> None:
+        """Free the chain. Idempotent."""
+        if self._chain:
+            ll.llama_sampler_free(self._chain)
+            self._chain = None
