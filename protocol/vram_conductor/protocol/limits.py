@@ -16,22 +16,54 @@ FRAME_BYTES_MAX = 8 * 1024 * 1024
 FRAMES_MAX = 4
 """Preamble, map, and at most two raw buffers; more frames are dropped unread."""
 
-MAP_BYTES_MAX = 4 * 1024 * 1024
-"""The msgpack map; raw token buffers travel outside it."""
+MAP_BYTES_MAX = 8 * 1024 * 1024
+"""The msgpack map. The longest prompt (4 bytes a character) and the most prompt tokens (5 bytes
+an id) fit; the token ids of a transcript travel outside it, as a raw buffer."""
+
+NESTING_MAX = 16
+"""Depth of ``OK.body`` and ``details``, the only fields without a schema."""
 
 NAME_CHARS_MAX = 64
-"""Agents, conversations, devices, models, leases: ``[A-Za-z0-9._:@/-]``."""
+"""Agents, conversations, devices, principals, leases: letters, digits and ``._:@-``, the first
+one a letter or digit. No slash: ``principal/agent/conversation`` stays unambiguous."""
 
+MODEL_CHARS_MAX = 1_024
+"""A model's name or path."""
+
+ROLE_CHARS_MAX = 64
+CLIENT_CHARS_MAX = 128
+FEATURES_MAX = 64
 RID_BYTES = 16
 PROMPT_CHARS_MAX = 2_000_000
+"""Of one DECODE: the prompt, or all roles and contents together."""
+
 MESSAGES_MAX = 4096
 PROMPT_TOKENS_MAX = 1_048_576
 MAX_TOKENS_MAX = 1_048_576
 STOP_STRINGS_MAX = 16
 STOP_STRING_CHARS_MAX = 256
 LOGIT_BIAS_MAX = 1024
-N_CTX_MAX = 4_194_304
+TOKEN_ID_MAX = 2**31 - 1
+N_CTX_MAX = 2_097_152
+"""A transcript of this length is one raw frame."""
+
 SLOTS_MAX = 64
+PRIORITY_MAX = 100
+"""Priorities run from minus this to this."""
+
+TEMPERATURE_MAX = 100.0
+REPEAT_PENALTY_MAX = 100.0
+PENALTY_MAX = 2.0
+"""presence_penalty and frequency_penalty: from minus this to this."""
+
+BIAS_MAX = 1_000.0
+"""logit_bias: from minus this to this; -1000 forbids a token in practice."""
+
+SEED_MAX = 2**32 - 1
+SEQ_MAX = 2**31 - 1
+VERSION_MAX = 2**63 - 1
+TIME_MS_MAX = 7 * 24 * 3_600_000
+TTL_S_MAX = 366 * 24 * 3_600
 
 AGENTS_MAX = 10_000
 AGENTS_PER_PRINCIPAL_MAX = 1_000
@@ -59,3 +91,25 @@ BYTES_MAX = 1 << 62
 """Above any real memory; arithmetic on byte counts stays within 64 bits."""
 
 DEFAULT_CONVERSATION = "main"
+
+ANNOUNCED = (
+    "MAP_BYTES_MAX",
+    "PROMPT_CHARS_MAX",
+    "PROMPT_TOKENS_MAX",
+    "MESSAGES_MAX",
+    "MAX_TOKENS_MAX",
+    "STOP_STRINGS_MAX",
+    "STOP_STRING_CHARS_MAX",
+    "LOGIT_BIAS_MAX",
+    "N_CTX_MAX",
+    "SLOTS_MAX",
+    "STREAM_BYTES_MAX",
+    "RESULT_KEEP_MS",
+    "ORPHAN_MS",
+)
+"""Names of the limits in WELCOME.limits (there in lower case)."""
+
+
+def announced() -> dict[str, int]:
+    """WELCOME.limits with this side's values."""
+    return {name.lower(): globals()[name] for name in ANNOUNCED}
