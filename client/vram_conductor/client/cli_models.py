@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from vram_conductor.client.defaults import find_config
 from vram_conductor.client.output import Output
 from vram_conductor.client.pull import find, pull, verify
 from vram_conductor.client.text import size, table
@@ -40,7 +41,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
 
 def _places(args: argparse.Namespace) -> tuple[Catalogue, Path, Path]:
     """The catalogue, the models folder, the folder that relative paths start from."""
-    worker: WorkerConfig = load_config(Path(args.config) if args.config else None).worker
+    worker: WorkerConfig = load_config(find_config(args.config)).worker
     file = Path(worker.catalogue) if worker.catalogue else packaged_catalogue()
     return load_catalogue(file), models_dir(worker), file.parent
 

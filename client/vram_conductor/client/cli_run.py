@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from vram_conductor.client.defaults import find_config, make_default
 from vram_conductor.client.output import Output
 from vram_conductor.client.supervisor import Supervisor
 from vram_conductor.protocol.config import Config, load_config
@@ -36,7 +37,10 @@ def _exec(args: argparse.Namespace, output: Output) -> int:
 
 
 def _up(args: argparse.Namespace, output: Output) -> int:
-    path = Path(args.config) if args.config else None
+    path = find_config(args.config)
+    if path is None:
+        path = make_default()
+        output.news(f"no configuration given: using {path}")
     config = load_config(path)
     devices = managed_devices(config, path)
     drain_s = config.broker.drain_ms / 1000
@@ -57,17 +61,16 @@ def _up(args: argparse.Namespace, output: Output) -> int:
     return supervisor.run()
 
 
-def managed_devices(config: Config, path: Path | None) -> list[str]:
+def managed_devices(config: Config, path: Path) -> list[str]:
     """Ids of the devices whose workers run on this box.
 
     Raises:
         InvalidArgument: ``no_device``: a configuration without a device can serve nobody.
     """
     if not config.device:
-        where = str(path) if path else "the default configuration"
         raise InvalidArgument(
             "no_device",
-            f"{where} names no device; add a [[device]] section, see configs/cpu.toml, and "
+            f"{path} names no device; add a [[device]] section, see configs/cpu.toml, and "
             "start with: conductor up --config FILE",
         )
     return [device.id for device in config.device if device.managed]

@@ -1,0 +1,119 @@
+"""A private conductor in temporary folders: broker, workers, supervisor, gone at the end.
+
+The demo, the benches and the integration tests run on it; it is the same code path as
+``conductor up`` with another configuration file.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from vram_conductor.client.supervisor import Supervisor
+
+SHARED_MEMORY = Path("/dev/shm")
+
+
+@dataclass(frozen=True)
+class StageDevice:
+    """A ``cpu`` device of the stage; sizes in bytes."""
+
+    id: str = "cpu"
+    capacity_bytes: int = 1 << 30
+    host_cap_bytes: int = 1 << 30
+    mode: str = "reserve"
+    threads: int = 0
+    kind: str = "cpu"
+
+    def section(self) -> str:
+        """Its section of the configuration file."""
+        return (
+            f'[[device]]\nid = "{self.id}"\nkind = "{self.kind}"\n'
+            f"capacity = {self.capacity_bytes}\n"
+            f'host_cap = {self.host_cap_bytes}\nmode = "{self.mode}"\nthreads = {self.threads}\n'
+        )
+
+
+class Stage:
+    """Context manager around a running system.
+
+    Args:
+        devices: what to serve on.
+        worker, broker: more lines for the sections of these names, in TOML.
+        say: where the supervisor's news go.
+
+    Attributes:
+        endpoint: where clients connect.
+        config: path of the configuration file.
+        arena_dir: where this stage's parked states are.
+    """
+
+    def __init__(
+        self,
+        devices: Sequence[StageDevice] = (StageDevice(),),
+        *,
+        worker: str = "",
+        broker: str = "",
+        say: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        # ipc paths must stay below 108 bytes, so a deep TMPDIR is not used for them.
+        self.folder = Path(tempfile.mkdtemp(prefix="vmc-", dir="/tmp"))
+        base = SHARED_MEMORY if SHARED_MEMORY.is_dir() else self.folder
+        self.arena_dir = base / f"vmc-{secrets.token_hex(6)}"
+        self.config = self.folder / "conductor.toml"
+        self.config.write_text(self._text(devices, worker, broker))
+        self.supervisor = Supervisor(self.config, [device.id for device in devices], say=say)
+        self._thread: threading.Thread | None = None
+        self.endpoint = ""
+
+    def _text(self, devices: Sequence[StageDevice], worker: str, broker: str) -> str:
+        run, state = self.folder / "run", self.folder / "state"
+        parts = [
+            f"[broker]\nruntime_dir = {json.dumps(str(run))}\n"
+            f"state_dir = {json.dumps(str(state))}\n{broker}\n",
+            f"[worker]\narena_dir = {json.dumps(str(self.arena_dir))}\n{worker}\n",
+            *(device.section() for device in devices),
+        ]
+        return "\n".join(parts)
+
+    def start(self) -> Self:
+        """Start everything; the broker is bound when this returns, workers may still load."""
+        try:
+            self.endpoint = self.supervisor.start()["clients"]
+        except BaseException:
+            self.supervisor.shutdown()
+            self._clean()
+            raise
+        self._thread = threading.Thread(target=self.supervisor.run, name="supervisor", daemon=True)
+        self._thread.start()
+        return self
+
+    def stop(self) -> None:
+        """Drain, stop every process, remove the folders."""
+        self.supervisor.stop()
+        if self._thread is not None:
+            self._thread.join()
+        self._clean()
+
+    def _clean(self) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
+        shutil.rmtree(self.arena_dir, ignore_errors=True)
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
