@@ -91,25 +91,3 @@ BYTES_MAX = 1 << 62
 """Above any real memory; arithmetic on byte counts stays within 64 bits."""
 
 DEFAULT_CONVERSATION = "main"
-
-ANNOUNCED = (
-    "MAP_BYTES_MAX",
-    "PROMPT_CHARS_MAX",
-    "PROMPT_TOKENS_MAX",
-    "MESSAGES_MAX",
-    "MAX_TOKENS_MAX",
-    "STOP_STRINGS_MAX",
-    "STOP_STRING_CHARS_MAX",
-    "LOGIT_BIAS_MAX",
-    "N_CTX_MAX",
-    "SLOTS_MAX",
-    "STREAM_BYTES_MAX",
-    "RESULT_KEEP_MS",
-    "ORPHAN_MS",
-)
-"""Names of the limits in WELCOME.limits (there in lower case)."""
-
-
-def announced() -> dict[str, int]:
-    """WELCOME.limits with this side's values."""
-    return {name.lower(): globals()[name] for name in ANNOUNCED}

@@ -194,9 +194,11 @@ def _bind_error(endpoint: str, error: OSError | zmq.ZMQError) -> FailedPrecondit
 
 __all__ = [
     "HWM",
+    "Context",
     "Listener",
     "Received",
     "SendResult",
+    "Socket",
     "connect",
     "listen",
     "receive",
