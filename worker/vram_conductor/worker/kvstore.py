@@ -1,0 +1,282 @@
+"""Parked states in shared memory: the Store (``store.py``) over arenas.
+
+Files describe themselves: at start every arena is adopted or deleted. A cap bounds what all of
+them take; when it is reached, the spare halves of other arenas go first, then ``writer`` refuses
+with numbers and nothing is lost. (Spilling to disk would be the next step, in ``_make_room``.)
+Only a bounded number of arenas is mapped at a time.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from vram_conductor.protocol.errors import ConductorError, DataLoss, ResourceExhausted
+from vram_conductor.protocol.values import ConversationKey
+from vram_conductor.worker import arena_format as fmt
+from vram_conductor.worker.arena import Arena
+from vram_conductor.worker.arena_dir import ArenaDir, arena_name, new_name
+from vram_conductor.worker.sealer import Sealer
+from vram_conductor.worker.store import ParkedMeta
+
+log = logging.getLogger(__name__)
+
+MAPPED_MAX = 128
+"""Arenas mapped at once; the others keep their file and are mapped again on use."""
+
+
+@dataclass
+class _Record:
+    """One conversation's arena. ``trusted``: written or verified in this life."""
+
+    meta: ParkedMeta
+    bytes: int
+    trusted: bool
+
+
+class KVStore:
+    """See :class:`vram_conductor.worker.store.Store`. Engine thread only."""
+
+    def __init__(self, folder: ArenaDir, cap_bytes: int, mapped_max: int = MAPPED_MAX) -> None:
+        """Adopt what ``folder`` holds."""
+        self._folder = folder
+        self._cap_bytes = cap_bytes
+        self._mapped_max = mapped_max
+        self._records: OrderedDict[ConversationKey, _Record] = OrderedDict()
+        self._mapped: OrderedDict[ConversationKey, Arena] = OrderedDict()
+        self._fresh: dict[ConversationKey, Arena] = {}
+        """Arenas that have no commit yet: first ones, and those that replace outgrown ones."""
+        self._writing: set[ConversationKey] = set()
+        self._sealer = Sealer()
+        self._adopt()
+
+    # --- adoption -----------------------------------------------------------------------------
+
+    def _adopt(self) -> None:
+        for name in self._folder.names():
+            if name.endswith(".new"):
+                self._folder.remove(name)
+                continue
+            try:
+                self._adopt_one(name)
+            except ConductorError as error:
+                log.warning("parked state %s discarded: %s", name, error.info.message)
+                self._folder.remove(name)
+        while self._records and self.used_bytes > self._cap_bytes:
+            key = next(iter(self._records))
+            log.warning("parked state of %s discarded: host_cap has become smaller", key)
+            self.delete(key)
+
+    def _adopt_one(self, name: str) -> None:
+        arena = Arena.open(self._folder.fd, name, sealed_only=True)
+        try:
+            meta = arena.meta
+            if meta is None:
+                raise fmt.corrupt("it was never finished")
+            if arena_name(meta.conversation) != name:
+                raise fmt.corrupt("it belongs under another name")
+            arena.free_spare()
+            self._records[meta.conversation] = _Record(meta, arena.allocated_bytes, trusted=False)
+        finally:
+            arena.close()
+
+    # --- the Store protocol -------------------------------------------------------------------
+
+    @property
+    def capacity_bytes(self) -> int:
+        return self._cap_bytes
+
+    @property
+    def used_bytes(self) -> int:
+        fresh = sum(arena.allocated_bytes for arena in self._fresh.values())
+        return fresh + sum(record.bytes for record in self._records.values())
+
+    def writer(self, key: ConversationKey, need_bytes: int, max_bytes: int) -> memoryview:
+        self._discard(key)
+        try:
+            arena = self._arena(key)
+        except DataLoss:
+            arena = None
+        if arena is None or not arena.fits(need_bytes):
+            return self._write_fresh(key, need_bytes, max_bytes)
+        self._writing.add(key)
+        try:
+            self._make_room(arena.growth_bytes(need_bytes))
+            return self._begin(arena, need_bytes)
+        except ConductorError:
+            self._discard(key)
+            raise
+        finally:
+            self._records[key].bytes = arena.allocated_bytes
+
+    def _write_fresh(self, key: ConversationKey, need_bytes: int, max_bytes: int) -> memoryview:
+        half_bytes = fmt.half_bytes_for(max(need_bytes, max_bytes))
+        first = min(half_bytes, fmt.round_up(need_bytes, fmt.GROW_BYTES))
+        self._make_room(fmt.HEADER_BYTES + first)
+        name = new_name(arena_name(key))
+        # A leftover can only be of our own making: the folder is private and locked.
+        self._folder.remove(name)
+        arena = Arena.create(self._folder.fd, name, half_bytes)
+        self._fresh[key] = arena
+        try:
+            return self._begin(arena, need_bytes)
+        except ConductorError:
+            self._discard(key)
+            raise
+
+    def _begin(self, arena: Arena, need_bytes: int) -> memoryview:
+        """Begin a state; where the file system is full, once more without any spare halves."""
+        try:
+            return arena.begin(need_bytes)
+        except ResourceExhausted:
+            if self._free_spares(self._cap_bytes) == 0:
+                raise
+            return arena.begin(need_bytes)
+
+    def commit(self, meta: ParkedMeta) -> None:
+        key = meta.conversation
+        arena = self._fresh.get(key)
+        if arena is None:
+            assert key in self._writing
+            arena = self._mapped[key]
+            arena.commit(meta)
+        else:
+            arena.commit(meta)
+            # The rename is the commit: a crash before it leaves the old file.
+            self._folder.rename(new_name(arena_name(key)), arena_name(key))
+            del self._fresh[key]
+            self._unmap(key)
+        self._writing.discard(key)
+        self._records[key] = _Record(meta, arena.allocated_bytes, trusted=True)
+        self._sealer.submit(arena)
+        self._map(key, arena)
+
+    def meta(self, key: ConversationKey) -> ParkedMeta | None:
+        record = self._records.get(key)
+        return record.meta if record else None
+
+    def read(self, key: ConversationKey) -> tuple[ParkedMeta, memoryview] | None:
+        self._discard(key)
+        arena = self._arena(key)
+        if arena is None:
+            return None
+        record = self._records[key]
+        try:
+            if not record.trusted:
+                arena.verify()
+                record.trusted = True
+            return record.meta, arena.payload()
+        except DataLoss:
+            self.delete(key)
+            raise
+
+    def delete(self, key: ConversationKey) -> None:
+        self._discard(key)
+        self._unmap(key)
+        if self._records.pop(key, None) is not None:
+            self._folder.remove(arena_name(key))
+
+    def keys(self) -> list[ConversationKey]:
+        return list(self._records)
+
+    def bytes(self, key: ConversationKey) -> int:
+        record = self._records.get(key)
+        fresh = self._fresh.get(key)
+        return (record.bytes if record else 0) + (fresh.allocated_bytes if fresh else 0)
+
+    # --- beyond the protocol ------------------------------------------------------------------
+
+    def least_recent(self) -> list[tuple[ConversationKey, int]]:
+        """Conversations and their arena's bytes, the least recently used one first."""
+        return [(key, record.bytes) for key, record in self._records.items()]
+
+    def close(self) -> None:
+        """Seal what is committed, unmap, release the folder. The files stay."""
+        self._sealer.close()
+        for key in list(self._fresh):
+            self._discard(key)
+        for key in list(self._mapped):
+            self._unmap(key)
+        self._folder.close()
+
+    # --- inside -------------------------------------------------------------------------------
+
+    def _arena(self, key: ConversationKey) -> Arena | None:
+        """The arena of ``key``, mapped and marked as used; None if it has none.
+
+        Raises:
+            DataLoss: ``state_corrupt``: the state has been deleted.
+        """
+        record = self._records.get(key)
+        if record is None:
+            return None
+        arena = self._mapped.get(key)
+        if arena is None:
+            try:
+                name = arena_name(key)
+                arena = Arena.open(self._folder.fd, name, sealed_only=not record.trusted)
+                if arena.meta != record.meta:
+                    arena.close()
+                    raise fmt.corrupt("it has been replaced")
+            except DataLoss:
+                self.delete(key)
+                raise
+        self._map(key, arena)
+        return arena
+
+    def _map(self, key: ConversationKey, arena: Arena) -> None:
+        """Note that ``arena`` is in use now; unmap the least recently used one beyond the bound."""
+        self._records.move_to_end(key)
+        self._mapped[key] = arena
+        self._mapped.move_to_end(key)
+        idle = (other for other in self._mapped if other != key and other not in self._writing)
+        if len(self._mapped) > self._mapped_max and (victim := next(idle, None)) is not None:
+            # What is not mapped has no spare half, so that room can be made without mapping it.
+            self._free_spare(victim)
+            self._unmap(victim)
+
+    def _unmap(self, key: ConversationKey) -> None:
+        arena = self._mapped.pop(key, None)
+        if arena is not None:
+            arena.close()
+
+    def _discard(self, key: ConversationKey) -> None:
+        """Drop what was written and not committed."""
+        self._writing.discard(key)
+        arena = self._fresh.pop(key, None)
+        if arena is not None:
+            arena.close()
+            self._folder.remove(new_name(arena_name(key)))
+
+    def _make_room(self, grow_bytes: int) -> None:
+        """Check that ``grow_bytes`` more stay under the cap; free spare halves if they do not.
+
+        Raises:
+            ResourceExhausted: ``arena_full``.
+        """
+        short = self.used_bytes + grow_bytes - self._cap_bytes
+        if short <= 0 or self._free_spares(short) >= short:
+            return
+        raise ResourceExhausted(
+            "arena_full",
+            f"parking needs {grow_bytes} more bytes, {self._cap_bytes - self.used_bytes} of "
+            f"{self._cap_bytes} are free; raise host_cap, or unregister agents",
+            need_bytes=grow_bytes,
+            used_bytes=self.used_bytes,
+            capacity_bytes=self._cap_bytes,
+        )
+
+    def _free_spares(self, enough_bytes: int) -> int:
+        """Free spare halves, least recently used first, until ``enough_bytes`` are free."""
+        freed = 0
+        for key in self._mapped:
+            if freed < enough_bytes and key not in self._writing:
+                freed += self._free_spare(key)
+        return freed
+
+    def _free_spare(self, key: ConversationKey) -> int:
+        arena = self._mapped[key]
+        freed = arena.free_spare()
+        self._records[key].bytes = arena.allocated_bytes
+        return freed
