@@ -3,14 +3,13 @@
 import struct
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from vram_conductor.protocol.errors import InvalidArgument
 from vram_conductor.protocol.tokens import pack_tokens, unpack_tokens
 
 
-@settings(derandomize=True, deadline=None)
 @given(st.lists(st.integers(0, 2**31 - 1)))
 def test_round_trip_in_the_documented_format(tokens: list[int]) -> None:
     raw = pack_tokens(tokens)

@@ -150,7 +150,7 @@ def receive(socket: Socket) -> Received | None:
         frames = [socket.recv(zmq.DONTWAIT)]
     except zmq.Again:
         return None
-    routed = socket.socket_type == zmq.ROUTER
+    routed = socket.type == zmq.ROUTER
     most = limits.FRAMES_MAX + 1 + routed
     # The parts of one message are there together, so these do not block.
     while socket.rcvmore:
