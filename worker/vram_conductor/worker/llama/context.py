@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from llama_cpp import llama_cpp as ll
 
 from vram_conductor.protocol.values import PoolShape
 from vram_conductor.worker.llama.library import cpu_threads, library
-from vram_conductor.worker.llama.logs import Capture, parse_buffers
+from vram_conductor.worker.llama.logs import Capture
 from vram_conductor.worker.llama.options import EngineOptions
 
 GGML_TYPES = {
@@ -42,19 +41,6 @@ def context_params(options: EngineOptions, shape: PoolShape) -> Any:
     return params
 
 
-@dataclass(frozen=True)
-class PoolSizes:
-    """What a context takes on the device, in bytes, as logged."""
-
-    kv_bytes: int
-    compute_bytes: int
-    recurrent_bytes: int
-
-    @property
-    def total_bytes(self) -> int:
-        return self.kv_bytes + self.compute_bytes + self.recurrent_bytes
-
-
 def create_context(
     model: Any, options: EngineOptions, shape: PoolShape
 ) -> tuple[Any | None, Capture]:
@@ -62,20 +48,3 @@ def create_context(
     with library().logs.capture() as capture:
         context = ll.llama_init_from_model(model, context_params(options, shape))
     return context, capture
-
-
-def on_device(buffer: str, options: EngineOptions) -> bool:
-    """Whether a buffer of this name counts against the device: on cuda its own memory
-    (``CUDA0``, not ``CUDA_Host``), on cpu all of it."""
-    return options.device_kind == "cpu" or (
-        buffer.startswith("CUDA") and not buffer.startswith("CUDA_Host")
-    )
-
-
-def measured_sizes(capture: Capture, options: EngineOptions) -> PoolSizes:
-    """Sizes of the buffers that a real context has allocated."""
-    sums = {"kv": 0, "compute": 0, "recurrent": 0, "output": 0, "weights": 0}
-    for line in parse_buffers(capture.texts()):
-        if on_device(line.buffer, options):
-            sums[line.kind] += line.bytes
-    return PoolSizes(sums["kv"], sums["compute"] + sums["output"], sums["recurrent"])

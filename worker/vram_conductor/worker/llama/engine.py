@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from vram_conductor.worker.llama.estimate import LlamaEstimator
 from vram_conductor.worker.llama.library import check_device, library
 from vram_conductor.worker.llama.model import LlamaModel
 from vram_conductor.worker.llama.options import EngineOptions
@@ -17,7 +18,13 @@ class LlamaEngine:
         self.options = options
         self.device_kind: Literal["cuda", "cpu"] = options.device_kind
         self.build: str = library().build
+        self.estimator = LlamaEstimator(options)
+        self.estimator.start()
 
     def load(self, path: str, name: str) -> LlamaModel:
         """Load weights."""
         return LlamaModel(path, name, self.options)
+
+    def close(self) -> None:
+        """End the estimator's child process; models and pools are closed by their owner."""
+        self.estimator.close()

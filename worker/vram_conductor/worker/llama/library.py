@@ -35,6 +35,9 @@ class Library:
     """
 
     def __init__(self) -> None:
+        # On an assertion llama.cpp would run a debugger on us for seconds before it aborts, and
+        # nobody would be told of the worker's death until then.
+        os.environ.setdefault("GGML_NO_BACKTRACE", "1")
         self.logs = LogRouter()
         # Importing llama_cpp has installed a callback of its own; ours replaces it. The C side
         # keeps only the address, so the object must live as long as the process.

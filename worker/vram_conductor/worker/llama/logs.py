@@ -32,17 +32,19 @@ _PATTERNS = {
     "compute": re.compile(r"sched_reserve:" + _SIZE.format(kind="compute")),
     "output": re.compile(r"llama_context:" + _SIZE.format(kind="output")),
 }
-_TOTAL = re.compile(
+_ANY_BUFFER = re.compile(r"buffer size\s*=\s*[\d.]+ MiB")
+_CACHE = re.compile(
     r"(?P<cache>llama_kv_cache|llama_memory_recurrent)\S*: size =\s*(?P<mib>[\d.]+) MiB "
     r"\(\s*(?P<cells>\d+) cells,\s*(?P<layers>\d+) layers"
 )
+_WINDOW_FOLLOWS = re.compile(r"llama_kv_cache_iswa: creating\s+SWA KV cache")
 
 
 @dataclass(frozen=True)
 class BufferLine:
-    """One size line: ``kind`` is weights, kv, recurrent, compute or output; ``buffer`` is the
+    """One buffer: ``kind`` is weights, kv, recurrent, compute or output; ``buffer`` is the
     backend's buffer name (``CPU``, ``CPU_REPACK``, ``CUDA0``, ``CUDA_Host``); ``bytes`` is the
-    printed size, true to :data:`ROUNDING_BYTES`."""
+    printed size, true to :data:`ROUNDING_BYTES`. In a dry run kv and weights print 0.00."""
 
     kind: str
     buffer: str
@@ -51,16 +53,18 @@ class BufferLine:
 
 @dataclass(frozen=True)
 class CacheLine:
-    """The total of one cache: ``kind`` is kv or recurrent. Printed in dry runs too."""
+    """The total of one cache, printed in dry runs too: ``kind`` is kv or recurrent; for the
+    latter ``cells`` is the number of sequences. ``window``: it keeps a sliding window only."""
 
     kind: str
     bytes: int
     cells: int
     layers: int
+    window: bool = False
 
 
 def parse_buffers(lines: Iterable[str]) -> list[BufferLine]:
-    """Every buffer size in ``lines``."""
+    """Every known buffer in ``lines``."""
     found = []
     for line in lines:
         for kind, pattern in _PATTERNS.items():
@@ -71,15 +75,29 @@ def parse_buffers(lines: Iterable[str]) -> list[BufferLine]:
     return found
 
 
+def unknown_buffers(lines: Iterable[str]) -> list[str]:
+    """Lines that tell of a buffer which :func:`parse_buffers` does not know: counting on
+    without them would promise too little."""
+    return [
+        line
+        for line in lines
+        if _ANY_BUFFER.search(line) and not any(p.match(line) for p in _PATTERNS.values())
+    ]
+
+
 def parse_caches(lines: Iterable[str]) -> list[CacheLine]:
     """The totals of every cache in ``lines`` (two for sliding-window and for hybrid models)."""
     found = []
+    window = False
     for line in lines:
-        match = _TOTAL.match(line)
+        if _WINDOW_FOLLOWS.match(line):
+            window = True
+        match = _CACHE.match(line)
         if match:
             kind = "kv" if match["cache"] == "llama_kv_cache" else "recurrent"
-            size = _bytes(match["mib"])
-            found.append(CacheLine(kind, size, int(match["cells"]), int(match["layers"])))
+            size, cells, layers = _bytes(match["mib"]), int(match["cells"]), int(match["layers"])
+            found.append(CacheLine(kind, size, cells, layers, window))
+            window = False
     return found
 
 

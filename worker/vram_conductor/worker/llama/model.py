@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from llama_cpp import llama_cpp as ll
 
 from vram_conductor.protocol.errors import (
     FailedPrecondition,
-    Internal,
     InvalidArgument,
 )
 from vram_conductor.protocol.values import Message, PoolShape, Sampling
 from vram_conductor.worker.engine import Tokens
-from vram_conductor.worker.llama.context import on_device
-from vram_conductor.worker.llama.info import chat_template, read_info, stat_model
-from vram_conductor.worker.llama.library import library, model_params
-from vram_conductor.worker.llama.logs import parse_buffers
+from vram_conductor.worker.llama.identity import stat_model
+from vram_conductor.worker.llama.info import chat_template, read_info
+from vram_conductor.worker.llama.loading import load_model
 from vram_conductor.worker.llama.options import EngineOptions
 from vram_conductor.worker.llama.pool import LlamaPool
 from vram_conductor.worker.llama.sampler import LlamaSampler
+from vram_conductor.worker.llama.sizes import measured_weights
 from vram_conductor.worker.llama.template import ChatTemplate
 
 
@@ -32,21 +30,8 @@ class LlamaModel:
     def __init__(self, path: str, name: str, options: EngineOptions) -> None:
         stat = stat_model(path)
         self._options = options
-        with library().logs.capture() as capture:
-            self._model: Any = ll.llama_model_load_from_file(
-                path.encode(), model_params(options, dry=False)
-            )
-        if not self._model:
-            raise Internal(
-                "load_failed",
-                f"cannot load {path}: {capture.problem() or 'llama.cpp gave no reason'}",
-                path=path,
-            )
-        self.measured_bytes = sum(
-            line.bytes
-            for line in parse_buffers(capture.texts())
-            if line.kind == "weights" and on_device(line.buffer, options)
-        )
+        self._model, capture = load_model(path, options, dry=False)
+        self.measured_bytes = measured_weights(capture.texts(), options.device_kind)
         self.info = read_info(self._model, path, name, stat)
         self._vocab = ll.llama_model_get_vocab(self._model)
         self._has_vocab = ll.llama_vocab_type(self._vocab) != ll.LLAMA_VOCAB_TYPE_NONE

@@ -12,10 +12,11 @@ from vram_conductor.protocol.errors import Internal, ResourceExhausted
 from vram_conductor.protocol.values import ModelInfo, PoolShape
 from vram_conductor.worker.engine import Sampler, Tokens
 from vram_conductor.worker.llama.batch import Batch
-from vram_conductor.worker.llama.context import create_context, measured_sizes
+from vram_conductor.worker.llama.context import create_context
 from vram_conductor.worker.llama.library import library
 from vram_conductor.worker.llama.options import EngineOptions
 from vram_conductor.worker.llama.sampler import LlamaSampler
+from vram_conductor.worker.llama.sizes import measured_pool
 
 _NO_CELLS, _ABORTED, _INVALID = 1, 2, -1
 """Results of ``llama_decode`` (llama.h)."""
@@ -45,7 +46,7 @@ class LlamaPool:
                 slots=shape.slots,
                 kv_type=shape.kv_type,
             )
-        self.sizes = measured_sizes(capture, options)
+        self.sizes = measured_pool(capture.texts(), options.device_kind)
         self.measured_bytes = self.sizes.total_bytes
         self._memory = ll.llama_get_memory(self._context)
         self.batch_tokens = int(ll.llama_n_batch(self._context))

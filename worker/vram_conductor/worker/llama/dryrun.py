@@ -1,0 +1,236 @@
+"""Dry runs: what a model and its pools would take, without allocating them.
+
+``no_alloc=True, load_mode=0`` makes llama.cpp read the metadata and plan every buffer. Vocabulary
+and tensor list are read for real, so a dry model costs host memory (tens of MB with a large
+vocabulary) and most of the time; the last few are kept, and then a probe is one context, some
+milliseconds. Recurrent caches are allocated even in a dry run and freed with it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from llama_cpp import llama_cpp as ll
+
+from vram_conductor.protocol import limits
+from vram_conductor.protocol.errors import (
+    FailedPrecondition,
+    Internal,
+    OutOfRange,
+    ResourceExhausted,
+    Unimplemented,
+)
+from vram_conductor.protocol.values import ModelInfo, PoolShape
+from vram_conductor.worker.engine import Estimate
+from vram_conductor.worker.llama.context import create_context
+from vram_conductor.worker.llama.identity import model_id, stat_model
+from vram_conductor.worker.llama.info import read_info
+from vram_conductor.worker.llama.loading import load_model
+from vram_conductor.worker.llama.logs import unknown_buffers
+from vram_conductor.worker.llama.options import EngineOptions
+from vram_conductor.worker.llama.sizes import (
+    DryPool,
+    dry_pool,
+    largest_fitting,
+    state_bytes,
+    weights_bound,
+)
+
+DRY_MODELS_MAX = 3
+POOLS_MAX = 4096
+RECURRENT_BYTES_MAX = 1 << 30
+"""A dry run would really allocate the recurrent caches: beyond this it is refused."""
+
+_MROPE_TYPES = (8, 24, 40)
+_CELL_EXT_BYTES = 12
+"""With M-RoPE a state stores a 2D position and a token id per cell."""
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """What a dry load tells; outlives the dry model."""
+
+    info: ModelInfo
+    weights_bytes: int
+    n_swa: int
+    cell_extra_bytes: int
+    recurrent: bool
+
+
+class DryRunner:
+    """Estimates in this process. Thread-safe; one dry run at a time.
+
+    Its caches are keyed by model (device, inode, size, mtime_ns) and pool shape; all that an
+    estimate depends on besides (micro-batch, flash attention, window mode, layers on the
+    device, the device itself, the library build) is fixed for the life of the process.
+    """
+
+    def __init__(self, options: EngineOptions) -> None:
+        self._options = options
+        self._lock = threading.Lock()
+        self._models: OrderedDict[str, Any] = OrderedDict()
+        self._facts: dict[str, ModelFacts] = {}
+        self._pools: OrderedDict[tuple[str, PoolShape], DryPool] = OrderedDict()
+
+    def estimate(
+        self, path: str, name: str, shape: PoolShape, n_ctx: int, fit_bytes: int | None
+    ) -> Estimate:
+        """See ``engine.Estimator``.
+
+        Raises:
+            NotFound: ``no_such_model``.
+            InvalidArgument: ``bad_model``.
+            Unimplemented: ``unsupported_model``.
+            OutOfRange: ``n_ctx_beyond_training``.
+            FailedPrecondition: ``kv_type_unsupported``.
+            ResourceExhausted, Internal: ``estimate_failed``.
+        """
+        with self._lock:
+            key, facts = self._find(path)
+            trained = facts.info.n_ctx_train
+            if trained and n_ctx > trained:
+                raise OutOfRange(
+                    "n_ctx_beyond_training",
+                    f"n_ctx={n_ctx} is beyond the {trained} tokens that {name} was trained with; "
+                    f"ask for at most {trained}",
+                    n_ctx=n_ctx,
+                    n_ctx_train=trained,
+                )
+            cached = (key, shape) in self._pools
+            pool = self._pool(path, key, facts, shape)
+            fit = None if fit_bytes is None else self._fit(path, key, facts, shape, fit_bytes)
+        return Estimate(
+            info=msgspec.structs.replace(facts.info, name=name, path=path),
+            shape=shape,
+            weights_bytes=facts.weights_bytes,
+            kv_bytes=pool.sizes.kv_bytes,
+            compute_bytes=pool.sizes.compute_bytes,
+            recurrent_bytes=pool.sizes.recurrent_bytes,
+            state_bytes=state_bytes(
+                pool.caches,
+                n_ctx,
+                n_swa=facts.n_swa,
+                cell_extra_bytes=facts.cell_extra_bytes,
+            ),
+            fit_cells=fit,
+            cached=cached,
+        )
+
+    def describe(self, path: str, name: str) -> ModelInfo:
+        """First look at a file; raises as :meth:`estimate` does."""
+        with self._lock:
+            _, facts = self._find(path)
+        return msgspec.structs.replace(facts.info, name=name, path=path)
+
+    def close(self) -> None:
+        """Free the dry models."""
+        with self._lock:
+            while self._models:
+                ll.llama_model_free(self._models.popitem()[1])
+
+    def _fit(self, path: str, key: str, facts: ModelFacts, shape: PoolShape, fit_bytes: int) -> int:
+        trained = facts.info.n_ctx_train or limits.N_CTX_MAX
+        per_slot = -(-trained // limits.N_CTX_PAD) * limits.N_CTX_PAD
+
+        def pool_bytes(cells: int) -> int:
+            return self._pool(path, key, facts, replace_cells(shape, cells)).sizes.total_bytes
+
+        return largest_fitting(pool_bytes, fit_bytes, per_slot * shape.slots)
+
+    def _find(self, path: str) -> tuple[str, ModelFacts]:
+        stat = stat_model(path)
+        key = model_id(stat)
+        if key not in self._facts:
+            model = self._dry_model(path, key)
+            size = int(ll.llama_model_size(model))
+            mrope = int(ll.llama_model_rope_type(model)) in _MROPE_TYPES
+            info = read_info(model, path, path, stat)
+            self._facts[key] = ModelFacts(
+                info=info,
+                weights_bytes=weights_bound(size),
+                n_swa=int(ll.llama_model_n_swa(model)),
+                cell_extra_bytes=_CELL_EXT_BYTES if mrope else 0,
+                recurrent=info.rollback == "none",
+            )
+        return key, self._facts[key]
+
+    def _dry_model(self, path: str, key: str) -> Any:
+        model = self._models.get(key)
+        if model is None:
+            model, _ = load_model(path, self._options, dry=True)
+            self._models[key] = model
+            if len(self._models) > DRY_MODELS_MAX:
+                ll.llama_model_free(self._models.popitem(last=False)[1])
+        self._models.move_to_end(key)
+        return model
+
+    def _pool(self, path: str, key: str, facts: ModelFacts, shape: PoolShape) -> DryPool:
+        """Sizes of a pool, from the cache or from a dry context."""
+        found = self._pools.get((key, shape))
+        if found is None:
+            model = self._dry_model(path, key)
+            if facts.recurrent and shape.slots > 1:
+                self._check_recurrent(model, shape)
+            found = self._dry_context(model, shape)
+            self._pools[key, shape] = found
+            if len(self._pools) > POOLS_MAX:
+                self._pools.popitem(last=False)
+        return found
+
+    def _check_recurrent(self, model: Any, shape: PoolShape) -> None:
+        one = self._dry_context(model, PoolShape(limits.N_CTX_PAD, 1, shape.kv_type))
+        need = one.sizes.recurrent_bytes * shape.slots
+        if need > RECURRENT_BYTES_MAX:
+            raise ResourceExhausted(
+                "estimate_failed",
+                f"the recurrent state of {shape.slots} slots takes {need} bytes, too much to "
+                f"try out ({RECURRENT_BYTES_MAX}); ask for fewer slots",
+                recurrent_bytes=need,
+                limit_bytes=RECURRENT_BYTES_MAX,
+            )
+
+    def _dry_context(self, model: Any, shape: PoolShape) -> DryPool:
+        context, capture = create_context(model, self._options, shape)
+        if not context:
+            raise self._refusal(model, shape, capture.problem())
+        has_memory = bool(ll.llama_get_memory(context))
+        ll.llama_free(context)
+        if not has_memory:
+            raise Unimplemented(
+                "unsupported_model",
+                "this model keeps no context (it is an embedder); choose a text generator",
+            )
+        unknown = unknown_buffers(capture.texts())
+        if unknown:
+            raise Internal(
+                "estimate_failed",
+                f"llama.cpp announces a buffer of an unknown kind: {unknown[0]}",
+            )
+        return dry_pool(capture.texts(), self._options.device_kind)
+
+    def _refusal(self, model: Any, shape: PoolShape, problem: str) -> Exception:
+        plain = PoolShape(limits.N_CTX_PAD, 1, "f16")
+        if shape.kv_type not in ("f16", "f32"):
+            context, _ = create_context(model, self._options, plain)
+            if context:
+                ll.llama_free(context)
+                return FailedPrecondition(
+                    "kv_type_unsupported",
+                    f"this model cannot have a {shape.kv_type} cache: {problem}; use kv_type f16",
+                    kv_type=shape.kv_type,
+                )
+        return Internal(
+            "estimate_failed",
+            f"a pool of {shape.cells} cells cannot be planned: "
+            f"{problem or 'llama.cpp gave no reason'}",
+            cells=shape.cells,
+        )
+
+
+def replace_cells(shape: PoolShape, cells: int) -> PoolShape:
+    """``shape`` with another number of cells."""
+    return msgspec.structs.replace(shape, cells=cells)

@@ -1,0 +1,60 @@
+"""A first look at a model file, before llama.cpp sees it.
+
+Layout: "GGUF", version u32, tensors u64, key-values u64, then the key-value section, the tensor
+infos and the aligned data (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md).
+"""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+from vram_conductor.protocol.errors import InvalidArgument, NotFound
+
+HEADER_BYTES = 24
+VERSIONS = (2, 3)
+_TENSOR_INFO_BYTES_MIN = 8 + 1 + 4 + 8 + 4 + 8
+_KEY_VALUE_BYTES_MIN = 8 + 1 + 4 + 1
+
+
+def check_gguf(path: str, file_bytes: int) -> None:
+    """Look at the first 24 bytes.
+
+    Raises:
+        NotFound: ``no_such_model``: it cannot be read.
+        InvalidArgument: ``bad_model``: not a GGUF, an unknown version, or counts that the file
+            is too short for.
+    """
+    try:
+        with Path(path).open("rb") as file:
+            header = file.read(HEADER_BYTES)
+    except OSError as error:
+        raise NotFound(
+            "no_such_model",
+            f"cannot read the model file {path}: {error.strerror}",
+            path=path,
+        ) from None
+    if header[:4] != b"GGUF":
+        raise _bad(path, f"is not a GGUF file (it starts with {header[:4]!r})", file_bytes)
+    if len(header) < HEADER_BYTES:
+        raise _bad(path, f"ends after {len(header)} bytes", file_bytes)
+    version, tensors, pairs = struct.unpack("<4xIQQ", header)
+    if version not in VERSIONS:
+        raise _bad(path, f"has GGUF version {version}; versions 2 and 3 are known", file_bytes)
+    least = HEADER_BYTES + tensors * _TENSOR_INFO_BYTES_MIN + pairs * _KEY_VALUE_BYTES_MIN
+    if least > file_bytes:
+        raise _bad(
+            path,
+            f"announces {tensors} tensors and {pairs} key-value pairs but has only "
+            f"{file_bytes} bytes: it is truncated or corrupt",
+            file_bytes,
+        )
+
+
+def _bad(path: str, what: str, file_bytes: int) -> InvalidArgument:
+    return InvalidArgument(
+        "bad_model",
+        f"{path} {what}; get the file again",
+        path=path,
+        file_bytes=file_bytes,
+    )
