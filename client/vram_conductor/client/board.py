@@ -21,7 +21,7 @@ def render(report: StatusReport, width: int = 100) -> str:
     """The whole picture in at most ``width`` columns (tables may be wider if names are)."""
     parts = [_head(report)]
     parts += [_device(device, width) for device in report.devices]
-    parts.append(_agents(report.agents))
+    parts.append(render_agents(report.agents))
     parts.append(_jobs(report))
     return "\n\n".join(part for part in parts if part)
 
@@ -123,7 +123,8 @@ def _lines(device: DeviceStatus) -> str:
     return table(["  line", "promised", "resident", ""], rows, right=(1, 2))
 
 
-def _agents(agents: list[AgentStatus]) -> str:
+def render_agents(agents: list[AgentStatus]) -> str:
+    """Agents and their conversations as a table."""
     if not agents:
         return "no agents; add one with: conductor register NAME --model MODEL"
     rows = []
