@@ -64,19 +64,22 @@ class DeviceSpec:
         return size * self.admission_percent // 100
 
     @staticmethod
-    def of(config: DeviceConfig, info: DeviceInfo, sample_max_age_ms: int) -> DeviceSpec:
-        """From the configuration and the worker's READY.
+    def of(config: DeviceConfig, info: DeviceInfo | None, sample_max_age_ms: int) -> DeviceSpec:
+        """From the configuration and the worker's READY. Without READY (``info`` None) a cpu
+        device has its configured capacity, and a cuda device has none: it admits nothing.
 
         Raises:
             InvalidArgument: as the class, and ``bad_size``.
         """
+        capacity_bytes = parse_bytes(config.capacity)
+        known_bytes = capacity_bytes if config.kind == "cpu" else 0
         return DeviceSpec(
-            device=info.device,
-            kind=info.kind,
+            device=config.id,
+            kind=config.kind,
             mode=config.mode,
-            total_bytes=info.total_bytes,
-            reserved_bytes=info.reserved_bytes,
-            capacity_bytes=parse_bytes(config.capacity),
+            total_bytes=info.total_bytes if info else known_bytes,
+            reserved_bytes=info.reserved_bytes if info else 0,
+            capacity_bytes=capacity_bytes,
             admission_percent=config.admission_percent,
             host_cap_bytes=parse_bytes(config.host_cap),
             sample_max_age_ns=sample_max_age_ms * NS_PER_MS,
