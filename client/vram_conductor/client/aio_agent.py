@@ -1,0 +1,71 @@
+"""A registered agent, for asyncio."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Unpack
+
+from vram_conductor.client.aio_reply import AsyncReply
+from vram_conductor.client.requests import DecodeOptions, Messages, chat_input
+from vram_conductor.protocol.limits import DEFAULT_CONVERSATION
+from vram_conductor.protocol.status import AgentStatus
+
+if TYPE_CHECKING:
+    from vram_conductor.client.aio import AsyncConductor
+
+
+class AsyncAgent:
+    """A name to talk to; made by ``AsyncConductor.register`` or ``AsyncConductor.agent``.
+
+    Attributes:
+        name: the agent's name.
+        info: what the broker said at REGISTER; None for a handle of an agent that was registered
+            elsewhere.
+    """
+
+    def __init__(self, conductor: AsyncConductor, name: str, info: AgentStatus | None) -> None:
+        self._conductor = conductor
+        self.name = name
+        self.info = info
+
+    def __repr__(self) -> str:
+        return f"AsyncAgent({self.name!r})"
+
+    def chat(
+        self,
+        text_or_messages: str | Messages,
+        /,
+        *,
+        system: str | None = None,
+        **options: Unpack[DecodeOptions],
+    ) -> AsyncReply:
+        """One chat turn; see ``Agent.chat``. Starts at once, without ``await``."""
+        messages, append = chat_input(text_or_messages, system)
+        return self.decode(messages=messages, continue_=append, **options)
+
+    def decode(
+        self,
+        *,
+        prompt: str | None = None,
+        messages: Messages | None = None,
+        tokens: Sequence[int] | None = None,
+        continue_: bool = False,
+        **options: Unpack[DecodeOptions],
+    ) -> AsyncReply:
+        """Run one job; see ``Agent.decode``. Starts at once, without ``await``."""
+        return self._conductor.decode(
+            self.name,
+            prompt=prompt,
+            messages=messages,
+            tokens=tokens,
+            continue_=continue_,
+            **options,
+        )
+
+    async def reset(self, conversation: str = DEFAULT_CONVERSATION) -> None:
+        """Forget a conversation; the agent stays. Raises NotFound."""
+        await self._conductor.reset(self.name, conversation)
+
+    async def unregister(self) -> None:
+        """Remove the agent and its conversations. Raises NotFound."""
+        await self._conductor.unregister(self.name)

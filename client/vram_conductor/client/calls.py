@@ -1,0 +1,135 @@
+"""Requests with one answer (*pure*): everything but DECODE. All of them may be sent twice."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from vram_conductor.client.effects import Answered, Failed, News, RequestEffect, Warn
+from vram_conductor.client.session import MS
+from vram_conductor.protocol.errors import (
+    Code,
+    ConductorError,
+    DeadlineExceeded,
+    Unavailable,
+    error_from_info,
+)
+from vram_conductor.protocol.messages import (
+    Error,
+    List,
+    Ok,
+    Ping,
+    Pong,
+    Progress,
+    Register,
+    Reset,
+    Status,
+    Unregister,
+)
+
+CallMessage = Register | Unregister | List | Status | Reset | Ping
+Answer = Ok | Error | Progress | Pong
+
+
+def call_key(message: CallMessage) -> bytes:
+    """What the answer is found by: the ``rid``, or for PING its number as 16 bytes."""
+    return message.n.to_bytes(16, "big") if isinstance(message, Ping) else message.rid
+
+
+@dataclass(slots=True)
+class _Call:
+    message: CallMessage
+    timeout_ms: int
+    deadline_ns: int
+    times_sent: int = 0
+
+
+class Calls:
+    """The requests that wait for an answer, and the agents that live with the session."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[bytes, _Call] = {}
+        self._ephemeral: dict[bytes, Register] = {}
+
+    def add(self, message: CallMessage, timeout_ms: int, now_ns: int) -> None:
+        deadline_ns = now_ns + timeout_ms * MS
+        self._waiting[call_key(message)] = _Call(message, timeout_ms, deadline_ns)
+
+    def sent(self, message: CallMessage) -> None:
+        self._waiting[call_key(message)].times_sent += 1
+
+    def drop(self, key: bytes) -> None:
+        """Nobody waits for this answer any more."""
+        self._waiting.pop(key, None)
+
+    def again(self) -> list[CallMessage]:
+        """What to send in a fresh session: first the ephemeral agents, which would go with the
+        old one, then every request that has no answer."""
+        waiting = [call.message for call in self._waiting.values()]
+        for call in self._waiting.values():
+            call.times_sent += 1
+        return [*(agent for agent in self._ephemeral.values() if agent not in waiting), *waiting]
+
+    def answered(self, message: Answer, now_ns: int) -> list[RequestEffect | Warn]:
+        """An answer; late ones for nobody give nothing."""
+        if isinstance(message, Pong):
+            key = message.n.to_bytes(16, "big") if 0 <= message.n < 1 << 128 else b""
+        else:
+            key = message.rid
+        call = self._waiting.get(key)
+        if call is None:
+            return self._renewed(message)
+        if isinstance(message, Progress):
+            call.deadline_ns = max(call.deadline_ns, now_ns + call.timeout_ms * MS)
+            return [News(key, message.stage, message.done, message.total, message.note)]
+        del self._waiting[key]
+        request = call.message
+        gone = isinstance(request, Unregister)
+        if isinstance(message, Error):
+            # The first of two UNREGISTER may have succeeded unheard.
+            if not (gone and call.times_sent > 1 and message.error.code is Code.NOT_FOUND):
+                return [Failed(key, error_from_info(message.error))]
+        elif isinstance(request, Register) and request.ephemeral:
+            self._ephemeral[request.rid] = request
+        if isinstance(request, Unregister):
+            self._no_longer(request.agent)
+        return [Answered(key, message.body if isinstance(message, Ok) else {})]
+
+    def tick(self, now_ns: int, unavailable: Unavailable | None) -> list[RequestEffect]:
+        """Deadlines. ``unavailable`` is what to say instead where there is no session."""
+        effects: list[RequestEffect] = []
+        for key, call in list(self._waiting.items()):
+            if now_ns >= call.deadline_ns:
+                del self._waiting[key]
+                effects.append(Failed(key, unavailable or _late(call)))
+        return effects
+
+    def fail(self, error: ConductorError) -> list[RequestEffect]:
+        """Every request fails with ``error``."""
+        failed: list[RequestEffect] = [Failed(key, error) for key in self._waiting]
+        self._waiting.clear()
+        return failed
+
+    def next_ns(self) -> int | None:
+        return min((call.deadline_ns for call in self._waiting.values()), default=None)
+
+    def _renewed(self, message: Answer) -> list[RequestEffect | Warn]:
+        if not isinstance(message, Error) or message.rid not in self._ephemeral:
+            return []
+        agent = self._ephemeral.pop(message.rid)
+        text = f"agent {agent.agent!r} was not taken over into the new session"
+        return [Warn(f"{text}: {error_from_info(message.error)}")]
+
+    def _no_longer(self, agent: str) -> None:
+        for rid in [rid for rid, known in self._ephemeral.items() if known.agent == agent]:
+            del self._ephemeral[rid]
+
+
+def _late(call: _Call) -> DeadlineExceeded:
+    name = type(call.message).__name__.upper()
+    return DeadlineExceeded(
+        "no_answer",
+        f"no answer to {name} within {call.timeout_ms} ms; look at `conductor status`, or give "
+        "it more time with timeout_s",
+        retryable=True,
+        waited_ms=call.timeout_ms,
+    )

@@ -1,0 +1,245 @@
+"""The blocking client."""
+
+from __future__ import annotations
+
+import itertools
+import queue
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any, Self, Unpack
+
+from vram_conductor.client.agent import Agent
+from vram_conductor.client.answers import typed, typed_agent
+from vram_conductor.client.calls import CallMessage, call_key
+from vram_conductor.client.core import ClientCore
+from vram_conductor.client.effects import Answered, Failed, News, RequestEffect
+from vram_conductor.client.endpoint import default_endpoint
+from vram_conductor.client.io_thread import IoThread
+from vram_conductor.client.link import Link
+from vram_conductor.client.reply import Reply
+from vram_conductor.client.requests import (
+    DecodeOptions,
+    Messages,
+    RegisterOptions,
+    build_decode,
+    build_register,
+    build_reset,
+    build_unregister,
+    checked_timeout_ms,
+)
+from vram_conductor.client.session import Timing
+from vram_conductor.protocol import messages as wire
+from vram_conductor.protocol.errors import error_from_info
+from vram_conductor.protocol.ids import new_rid
+from vram_conductor.protocol.limits import DEFAULT_CONVERSATION
+from vram_conductor.protocol.status import AgentList, AgentStatus, StatusReport
+
+REGISTER_TIMEOUT_S = 660.0
+"""Estimating and loading a large model takes minutes; a dead broker is noticed within seconds."""
+
+
+class Conductor:
+    """A connection to the broker, for programs without asyncio.
+
+    Thread-safe: a thread of its own owns the socket, and any thread may call any method. It
+    survives a lost connection and a restarted broker. It does not survive ``fork``: the child
+    gets FAILED_PRECONDITION ``forked`` and makes its own. Ctrl-C while waiting is harmless: the
+    request is forgotten, a reply can be read on.
+
+    Args:
+        endpoint: ``ipc:///path`` or ``tcp://host:port``; None: ``$VRAM_CONDUCTOR_CLIENTS``, else
+            the configuration's, where ``conductor up`` listens.
+        timeout_s: how long requests may take, in seconds; for a job: until it is accepted.
+        connect_timeout_s: how long to look for a broker.
+        reconnect_s: how long to look for one after a loss, before running replies fail.
+        client: a name for the broker's log.
+
+    Raises:
+        Unavailable: ``no_broker``: nobody answers; the message says what to do.
+        InvalidArgument: ``bad_endpoint``, ``bad_config``, ``bad_value``.
+
+    >>> with Conductor() as conductor:
+    ...     coder = conductor.register("coder", "smollm2-135m", n_ctx=1024, temperature=0)
+    ...     coder.chat("Count to three.").result().text
+    'one, two, three.'
+    """
+
+    def __init__(
+        self,
+        endpoint: str | None = None,
+        *,
+        timeout_s: float = 30.0,
+        connect_timeout_s: float = 5.0,
+        reconnect_s: float = 15.0,
+        client: str = "vram-conductor python",
+    ) -> None:
+        self.endpoint = endpoint or default_endpoint()
+        self._timeout_ms = checked_timeout_ms("timeout_s", timeout_s)
+        timing = Timing(
+            connect_ms=checked_timeout_ms("connect_timeout_s", connect_timeout_s),
+            reconnect_ms=checked_timeout_ms("reconnect_s", reconnect_s),
+        )
+        self._core = ClientCore(self.endpoint, client, timing)
+        self._io = IoThread(Link(self._core, self.endpoint))
+        self._ping_numbers = itertools.count(1)
+        # Also at the interpreter's exit, so that the broker hears BYE.
+        self._stop = weakref.finalize(self, self._io.stop)
+        try:
+            self.ping(connect_timeout_s)
+        except BaseException:
+            self.close()
+            raise
+
+    def __repr__(self) -> str:
+        return f"Conductor({self.endpoint!r})"
+
+    @property
+    def broker_epoch(self) -> int:
+        """Which broker this is; another number means that it was restarted."""
+        welcome = self._core.welcome
+        return welcome.broker_epoch if welcome else 0
+
+    @property
+    def limits(self) -> dict[str, int]:
+        """The broker's limits, by name."""
+        welcome = self._core.welcome
+        return dict(welcome.limits) if welcome else {}
+
+    def register(
+        self,
+        agent: str,
+        model: str,
+        *,
+        timeout_s: float = REGISTER_TIMEOUT_S,
+        on_progress: Callable[[News], None] | None = None,
+        **options: Unpack[RegisterOptions],
+    ) -> Agent:
+        """Admit an agent: reserve its bytes, load its model if that is not loaded yet.
+
+        Repeating it with the same parameters changes nothing.
+
+        Args:
+            agent: its name, unique among yours.
+            model: a name of the catalogue (``conductor models list``), or a path.
+            timeout_s: how long it may take without news, in seconds.
+            on_progress: called in this thread with news: ``stage``, ``done`` of ``total``.
+            options: see :class:`RegisterOptions`, e.g. ``n_ctx=4096, temperature=0``.
+
+        Raises:
+            LedgerDeny: it does not fit now; its ``details`` and ``largest_n_ctx`` have the
+                numbers, its text is one line for operators.
+            OutOfRange: it can never fit, or a parameter is beyond the model's.
+            NotFound: no such model or device.
+            AlreadyExists: the name is taken, with other parameters.
+            InvalidArgument: a wrong option.
+        """
+        message = build_register(new_rid(), agent, model, **options)
+        body = self._call(message, checked_timeout_ms("timeout_s", timeout_s), on_progress)
+        return Agent(self, agent, typed_agent(body))
+
+    def agent(self, name: str) -> Agent:
+        """A handle of an agent that is registered already. Asks nobody."""
+        return Agent(self, name, None)
+
+    def unregister(self, agent: str) -> None:
+        """Remove an agent; its jobs are cancelled, its conversations forgotten.
+
+        Raises:
+            NotFound: ``no_such_agent``.
+        """
+        self._call(build_unregister(new_rid(), agent))
+
+    def reset(self, agent: str, conversation: str = DEFAULT_CONVERSATION) -> None:
+        """Forget a conversation; the agent stays registered.
+
+        Raises:
+            NotFound: no such agent.
+        """
+        self._call(build_reset(new_rid(), agent, conversation))
+
+    def list(self) -> list[AgentStatus]:
+        """Your agents, with their conversations."""
+        return typed(self._call(wire.List(rid=new_rid())), AgentList).agents
+
+    def status(self) -> StatusReport:
+        """The whole picture: devices, ledgers, agents, queue."""
+        return typed(self._call(wire.Status(rid=new_rid())), StatusReport)
+
+    def ping(self, timeout_s: float | None = None) -> float:
+        """Round trip to the broker and back, in milliseconds.
+
+        Raises:
+            Unavailable: ``no_broker``.
+            DeadlineExceeded: ``no_answer``.
+        """
+        timeout_ms = self._timeout_ms
+        if timeout_s is not None:
+            timeout_ms = checked_timeout_ms("timeout_s", timeout_s)
+        began_ns = time.monotonic_ns()
+        self._call(wire.Ping(n=next(self._ping_numbers)), timeout_ms)
+        return (time.monotonic_ns() - began_ns) / 1e6
+
+    def decode(
+        self,
+        agent: str,
+        *,
+        prompt: str | None = None,
+        messages: Messages | None = None,
+        tokens: Sequence[int] | None = None,
+        continue_: bool = False,
+        **options: Unpack[DecodeOptions],
+    ) -> Reply:
+        """Run one job of ``agent``; see :meth:`Agent.decode`."""
+        message = build_decode(
+            new_rid(),
+            agent,
+            prompt=prompt,
+            messages=messages,
+            tokens=tokens,
+            continue_=continue_,
+            **options,
+        )
+        return Reply(self._io, message, self._timeout_ms, owner=self)
+
+    def close(self) -> None:
+        """Say BYE: ephemeral agents go, jobs that run and are not detached are cancelled, and
+        their replies raise CANCELLED ``closed``. Idempotent."""
+        self._stop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _call(
+        self,
+        message: CallMessage,
+        timeout_ms: int | None = None,
+        on_progress: Callable[[News], None] | None = None,
+    ) -> dict[str, Any]:
+        key, patience_ms = call_key(message), timeout_ms or self._timeout_ms
+        inbox: queue.SimpleQueue[RequestEffect] = queue.SimpleQueue()
+        self._io.submit(
+            key, inbox.put, lambda core, now_ns: core.call(message, patience_ms, now_ns)
+        )
+        try:
+            while True:
+                effect = inbox.get()
+                if isinstance(effect, News) and on_progress is not None:
+                    on_progress(effect)
+                elif isinstance(effect, Answered):
+                    return effect.body
+                elif isinstance(effect, Failed):
+                    raise error_from_info(effect.error.info)
+        finally:
+            # After Ctrl-C nobody waits any more; after an answer this changes nothing.
+            self._io.drop(key)
+            self._io.post(lambda core, now_ns: core.forget(key))
