@@ -1,0 +1,272 @@
+"""Valid messages between broker and worker, in both directions. *Pure.*"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from vram_conductor.protocol import commands
+from vram_conductor.protocol.codec import BROKER_TO_WORKER
+from vram_conductor.protocol.errors import Code, ErrorInfo
+from vram_conductor.protocol.tokens import pack_tokens
+from vram_conductor.protocol.values import (
+    AgentKey,
+    ConversationKey,
+    DeviceInfo,
+    Line,
+    Memory,
+    Message,
+    ModelInfo,
+    PoolShape,
+)
+from vram_conductor.protocol.vectors.client_cases import ALL_SAMPLING, USAGE, VERSION
+from vram_conductor.protocol.vectors.vector import Vector
+
+EPOCH = 1_700_000_000_123_456_789
+WORKER_EPOCH = 1_700_000_001_000_000_000
+AGENT = AgentKey("local", "coder")
+CONVERSATION = ConversationKey("local", "coder", "main")
+SHAPE = PoolShape(4096, 2, "q8_0")
+RAW = pack_tokens([1, 2, 65_536, 2**31 - 1])
+MEMORY = Memory(used_bytes=3_000_000_000, own_bytes=2_000_000_000, foreign_bytes=1_000_000_000)
+ERROR = ErrorInfo(Code.INTERNAL, "decode_failed", "llama_decode returned -3", details={"rc": -3})
+MODEL = ModelInfo(
+    model="ab12cd34",
+    name="smollm2-135m",
+    path="/models/smollm2.gguf",
+    file_bytes=98_000_000,
+    arch="llama",
+    n_ctx_train=8192,
+    n_vocab=49_152,
+    chat_template=True,
+    rollback="window",
+    digest="00" * 32,
+)
+
+Cases = dict[str, tuple[msgspec.Struct, list[bytes]]]
+
+
+def broker_commands() -> Cases:
+    """Every message of the broker to a worker."""
+    c = commands
+    return {
+        "w_welcome": (c.WorkerWelcome(v=VERSION, broker_epoch=EPOCH, heartbeat_ms=2000), []),
+        "w_welcome_full": (
+            c.WorkerWelcome(
+                v=VERSION, broker_epoch=EPOCH, heartbeat_ms=2000, conversations=[CONVERSATION]
+            ),
+            [],
+        ),
+        "w_no_session": (c.NoSession(), []),
+        "w_refused": (c.WorkerRefused(error=ERROR), []),
+        "w_pong": (c.WorkerPong(n=5), []),
+        "estimate": (
+            c.Estimate(broker_epoch=EPOCH, op=1, model="smollm2-135m", shape=SHAPE, n_ctx=2048),
+            [],
+        ),
+        "estimate_full": (
+            c.Estimate(
+                broker_epoch=EPOCH,
+                op=2,
+                model="/m.gguf",
+                shape=SHAPE,
+                n_ctx=2048,
+                fit_bytes=500_000_000,
+                cap_bytes=8_000_000_000,
+                bare_path=True,
+            ),
+            [],
+        ),
+        "load": (
+            c.Load(
+                broker_epoch=EPOCH,
+                op=3,
+                agent=AGENT,
+                model=MODEL.model,
+                path=MODEL.path,
+                shape=SHAPE,
+                n_ctx=2048,
+                state_bytes=23_000_000,
+                weights_bytes=91_000_000,
+                pool_bytes=120_000_000,
+                budget_bytes=2**40,
+            ),
+            [],
+        ),
+        "unload": (c.Unload(broker_epoch=EPOCH, op=4, agent=AGENT), []),
+        "unload_full": (
+            c.Unload(
+                broker_epoch=EPOCH, op=5, agent=AGENT, shape=SHAPE, pool_bytes=7, budget_bytes=8
+            ),
+            [],
+        ),
+        "forget": (c.Forget(broker_epoch=EPOCH, op=6, conversation=CONVERSATION), []),
+        "budget": (c.Budget(broker_epoch=EPOCH, op=7, budget_bytes=0), []),
+        "cancel_run": (c.CancelRun(broker_epoch=EPOCH, op=8, run_op=9), []),
+        "drain": (c.Drain(broker_epoch=EPOCH, op=10, drain_ms=10_000), []),
+    } | _runs()
+
+
+def _runs() -> Cases:
+    run = commands.Run
+    return {
+        "run": (
+            run(
+                broker_epoch=EPOCH,
+                op=11,
+                job=1,
+                conversation=CONVERSATION,
+                version=0,
+                transcript_tokens=0,
+                prompt="hi",
+            ),
+            [],
+        ),
+        "run_with_transcript": (
+            run(
+                broker_epoch=EPOCH,
+                op=12,
+                job=2,
+                conversation=CONVERSATION,
+                version=3,
+                transcript_tokens=4,
+                n_raw=1,
+                continue_=True,
+                messages=[Message("user", "more")],
+                max_tokens=64,
+                sampling=ALL_SAMPLING,
+                stop=["."],
+                logit_bias=[(3, 1.0)],
+                timeout_ms=1000,
+                priority=-5,
+            ),
+            [RAW],
+        ),
+        "run_empty_transcript": (
+            run(
+                broker_epoch=EPOCH,
+                op=13,
+                job=3,
+                conversation=CONVERSATION,
+                version=1,
+                transcript_tokens=0,
+                n_raw=1,
+                tokens=[1, 2],
+            ),
+            [b""],
+        ),
+    }
+
+
+def worker_replies() -> Cases:
+    """Every message of a worker to the broker."""
+    c = commands
+    echo: dict[str, Any] = {"broker_epoch": EPOCH, "op": 12, "worker_epoch": WORKER_EPOCH}
+    return {
+        "estimated": (
+            c.Estimated(
+                **echo,
+                model=MODEL,
+                shape=SHAPE,
+                weights_bytes=91_000_000,
+                pool_bytes=120_000_000,
+                kv_bytes=100_000_000,
+                compute_bytes=20_000_000,
+                recurrent_bytes=1_000_000,
+                state_bytes=23_000_000,
+                fit_cells=8192,
+                cached=True,
+                ms=0.25,
+            ),
+            [],
+        ),
+        "loaded_unmeasured": (c.Loaded(**echo), []),
+        "loaded_full": (
+            c.Loaded(
+                **echo,
+                weights_bytes=91_000_000,
+                pool_bytes=120_000_000,
+                scratch_bytes=8_000_000,
+                digest="00" * 32,
+                ms=350.5,
+            ),
+            [],
+        ),
+        "w_ok": (c.WorkerOk(**echo), []),
+        "started": (c.Started(**echo, job=2, keep=4, prompt_tokens=8), [RAW]),
+        "started_no_new_ids": (c.Started(**echo, job=2, keep=4, n_raw=0), []),
+        "run_tokens": (c.RunTokens(**echo, job=2, text="Hi", ids=[9906]), []),
+        "run_tokens_half_character": (c.RunTokens(**echo, job=2, text="", ids=[240]), []),
+        "run_done": (c.RunDone(**echo, job=2, usage=USAGE), []),
+        "run_done_parked": (
+            c.RunDone(**echo, job=2, usage=USAGE, where="parked", parked_bytes=1_000_000),
+            [],
+        ),
+        "failed": (c.Failed(**echo, error=ERROR), []),
+        "failed_run": (c.Failed(**echo, error=ERROR, job=2, usage=USAGE), []),
+        "w_ping": (c.WorkerPing(n=5, steps=1000), []),
+        "w_ping_busy": (c.WorkerPing(n=6, steps=1001, busy=True), []),
+        "w_bye": (c.WorkerBye(worker_epoch=WORKER_EPOCH), []),
+    } | _reports()
+
+
+def _reports() -> Cases:
+    device = DeviceInfo(device="cpu", kind="cpu", name="processor", total_bytes=2**33)
+    ready = commands.Ready(
+        v=VERSION,
+        worker="cpu@host",
+        worker_epoch=WORKER_EPOCH,
+        pid=4711,
+        host="host",
+        version="0.1.0",
+        build="b7000",
+        device=device,
+        memory=MEMORY,
+    )
+    parked = commands.Parked(
+        conversation=CONVERSATION, model=MODEL.model, n_tokens=700, bytes=16_000_000
+    )
+    place = commands.Place(
+        conversation=CONVERSATION, where="parked", n_tokens=700, parked_bytes=16_000_000
+    )
+    return {
+        "ready": (ready, []),
+        "ready_full": (
+            msgspec.structs.replace(
+                ready,
+                base_bytes=400_000_000,
+                mechanism="vmm-sleep",
+                mechanism_note="libcuda 13",
+                parked=[parked],
+                host_total_bytes=2**32,
+            ),
+            [],
+        ),
+        "residency": (
+            commands.Residency(broker_epoch=EPOCH, worker_epoch=WORKER_EPOCH, seq=1, memory=MEMORY),
+            [],
+        ),
+        "residency_full": (
+            commands.Residency(
+                broker_epoch=EPOCH,
+                worker_epoch=WORKER_EPOCH,
+                seq=2,
+                memory=MEMORY,
+                lines=[Line("base", 1), Line("pool:ab12@f16", 2, True, "4096 cells × 2")],
+                host_lines=[Line("parked:local/coder/main", 16_000_000)],
+                places=[place],
+                swaps=12,
+            ),
+            [],
+        ),
+    }
+
+
+def worker_vectors() -> Iterator[Vector]:
+    """All of worker.json."""
+    for name, (message, raw) in broker_commands().items():
+        yield Vector(name, "broker_to_worker", BROKER_TO_WORKER.encode(message, raw))
+    for name, (message, raw) in worker_replies().items():
+        yield Vector(name, "worker_to_broker", BROKER_TO_WORKER.encode(message, raw))
