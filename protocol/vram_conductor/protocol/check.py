@@ -43,10 +43,10 @@ def check_name(field: str, name: str) -> None:
     if not _NAME.fullmatch(name):
         raise InvalidArgument(
             "bad_name",
-            f"{field} {name!r} is no name; use letters, digits and ._:@- and begin with "
+            f"{field} {_shown(name)!r} is no name; use letters, digits and ._:@- and begin with "
             "a letter or digit",
             field=field,
-            value=name,
+            value=_shown(name),
         )
 
 
@@ -64,7 +64,7 @@ def check_text(
         raise _bad(field, 0, "must not be empty")
     check_size(field, len(text), chars_max, unit="characters")
     if printable and not text.isprintable():
-        raise _bad(field, text[:_SHOWN_CHARS_MAX], "contains unprintable characters")
+        raise _bad(field, _shown(text), "contains unprintable characters")
     if not text.isascii():
         try:
             text.encode()
@@ -127,6 +127,11 @@ def check_number(
         minimum=least,
         maximum=most,
     )
+
+
+def _shown(text: str) -> str:
+    """The beginning, in characters that any encoder accepts."""
+    return text[:_SHOWN_CHARS_MAX].encode("utf-8", "backslashreplace").decode()
 
 
 def _bad(field: str, value: object, why: str, **bounds: Any) -> InvalidArgument:
