@@ -35,7 +35,7 @@ def check_gguf(path: str, file_bytes: int) -> None:
             path=path,
         ) from None
     if header[:4] != b"GGUF":
-        raise _bad(path, f"is not a GGUF file (it starts with {header[:4]!r})", file_bytes)
+        raise _bad(path, "is not a GGUF file", file_bytes)
     if len(header) < HEADER_BYTES:
         raise _bad(path, f"ends after {len(header)} bytes", file_bytes)
     version, tensors, pairs = struct.unpack("<4xIQQ", header)

@@ -49,3 +49,18 @@ def chat_template(model: Any) -> str | None:
     """The file's own chat template."""
     text = ll.llama_model_chat_template(model, None)
     return text.decode("utf-8", "replace") if text else None
+
+
+def rope_regime(model: Any, cells: int) -> int:
+    """1 where a pool of ``cells`` uses the long rope factors, else 0.
+
+    Models with two sets of factors (longrope: Phi-3, MiniCPM) take one or the other by the size
+    of the *context*, not of the conversation (llama.cpp, ``get_rope_factors``): keys computed
+    under one set are wrong under the other, and no check of llama.cpp notices.
+    """
+    arch = metadata(model, "general.architecture")
+    trained = metadata(model, f"{arch}.rope.scaling.original_context_length")
+    kind = metadata(model, f"{arch}.rope.scaling.type")
+    if trained is None or kind in ("none", "linear", "yarn"):
+        return 0
+    return int(cells > int(trained))

@@ -11,6 +11,7 @@ Wire: 4 bytes length (little endian), one msgpack map; one reply per request.
 from __future__ import annotations
 
 import os
+import re
 import selectors
 import signal
 import struct
@@ -170,6 +171,7 @@ class DryRunProcess:
         with stderr:
             stderr.seek(max(0, stderr.seek(0, os.SEEK_END) - _ABORT_TEXT_BYTES))
             words = " ".join(stderr.read().decode("utf-8", "replace").split())
+            words = re.sub(r"/\S*/", "", words)  # the folder it was compiled in
         return -min(child.returncode, 0), words
 
 

@@ -43,8 +43,7 @@ class LlamaModel:
 
     def open_pool(self, shape: PoolShape) -> LlamaPool:
         """Create a context of ``shape``."""
-        n_swa = int(ll.llama_model_n_swa(self._model))
-        return LlamaPool(self._model, self.info, n_swa, self._options, shape)
+        return LlamaPool(self._model, self.info, self._options, shape)
 
     def tokenize(self, text: str, *, first: bool) -> Tokens:
         """Ids of ``text`` with special tokens parsed."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import struct
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from llama_cpp import llama_cpp as ll
 
 from vram_conductor.protocol.errors import Internal, ResourceExhausted
@@ -13,13 +15,18 @@ from vram_conductor.protocol.values import ModelInfo, PoolShape
 from vram_conductor.worker.engine import Sampler, Tokens
 from vram_conductor.worker.llama.batch import Batch
 from vram_conductor.worker.llama.context import create_context
+from vram_conductor.worker.llama.info import rope_regime
 from vram_conductor.worker.llama.library import library
 from vram_conductor.worker.llama.options import EngineOptions
 from vram_conductor.worker.llama.sampler import LlamaSampler
 from vram_conductor.worker.llama.sizes import measured_pool
 
-_NO_CELLS, _ABORTED, _INVALID = 1, 2, -1
-"""Results of ``llama_decode`` (llama.h)."""
+_NO_CELLS = 1
+"""Result of ``llama_decode`` that leaves everything as it was (llama.h)."""
+
+STATE_HEADER = struct.Struct("<4sI")
+"""In front of llama.cpp's own state: magic, and what a state depends on besides its contents."""
+_STATE_MAGIC = b"VMS1"
 
 
 class LlamaPool:
@@ -30,11 +37,12 @@ class LlamaPool:
     """
 
     def __init__(
-        self, model: Any, info: ModelInfo, n_swa: int, options: EngineOptions, shape: PoolShape
+        self, model: Any, info: ModelInfo, options: EngineOptions, shape: PoolShape
     ) -> None:
         self.shape = shape
         self._rollback = info.rollback
-        self._n_swa = n_swa
+        self._n_swa = int(ll.llama_model_n_swa(model))
+        self._regime = rope_regime(model, shape.cells)
         self._context, capture = create_context(model, options, shape)
         if not self._context:
             raise ResourceExhausted(
@@ -119,7 +127,8 @@ class LlamaPool:
             return True
         if self._rollback == "none":
             return False
-        if self._rollback == "window" and self.pos_min(slot) > max(0, keep - self._n_swa):
+        # The token at position ``keep`` attends to itself and the n_swa - 1 before it.
+        if self._rollback == "window" and self.pos_min(slot) > max(0, keep - self._n_swa + 1):
             return False
         return bool(ll.llama_memory_seq_rm(self._memory, slot, keep, -1))
 
@@ -131,10 +140,15 @@ class LlamaPool:
         """Current size of the slot's state; changes with every decode. 0 if it is empty."""
         if self.pos_max(slot) < 0:
             return 0
-        return int(ll.llama_state_seq_get_size(self._context, slot))
+        return STATE_HEADER.size + int(ll.llama_state_seq_get_size(self._context, slot))
 
     def get_state(self, slot: int, into: memoryview) -> int:
-        """Copy the slot's state out; 0 and nothing written if it is empty."""
+        """Copy the slot's state out; 0 and nothing written if it is empty.
+
+        Raises:
+            Internal: ``state_failed``: the buffer is too small, or llama.cpp wrote less than it
+                announced; the slot is unchanged.
+        """
         size = self.state_bytes(slot)
         if size == 0:
             return 0
@@ -145,36 +159,48 @@ class LlamaPool:
                 state_bytes=size,
                 buffer_bytes=into.nbytes,
             )
-        target = (ctypes.c_uint8 * into.nbytes).from_buffer(into)
+        STATE_HEADER.pack_into(into, 0, _STATE_MAGIC, self._regime)
+        room = size - STATE_HEADER.size
+        target = (ctypes.c_uint8 * room).from_buffer(into, STATE_HEADER.size)
         with library().logs.capture() as capture:
-            written = int(ll.llama_state_seq_get_data(self._context, target, size, slot))
-        if written != size:
+            written = int(ll.llama_state_seq_get_data(self._context, target, room, slot))
+        if written != room:
             raise Internal(
                 "state_failed",
-                f"saving slot {slot} wrote {written} of {size} bytes: {capture.problem()}",
-                state_bytes=size,
+                f"saving slot {slot} wrote {written} of {room} bytes: {capture.problem()}",
+                state_bytes=room,
                 written_bytes=written,
             )
-        return written
+        return size
 
     def set_state(self, slot: int, blob: memoryview) -> None:
-        """Replace the slot's state; an empty blob empties it."""
+        """Replace the slot's state; an empty blob empties it.
+
+        Raises:
+            Internal: ``state_failed``: not a state, one of another model or cache type, of
+                another rope regime, cut short, or no room for it; the slot is then empty.
+        """
         self._empty(slot)
         if blob.nbytes == 0:
             return
-        source = _address(blob)
+        if blob.nbytes <= STATE_HEADER.size:
+            raise _state_failed(slot, blob.nbytes, "it is shorter than a header")
+        magic, regime = STATE_HEADER.unpack_from(blob)
+        if magic != _STATE_MAGIC:
+            raise _state_failed(slot, blob.nbytes, "it is not a state")
+        if regime != self._regime:
+            raise _state_failed(
+                slot, blob.nbytes, "its rope factors are those of a pool of another size"
+            )
+        body = np.frombuffer(blob, np.uint8, offset=STATE_HEADER.size)
+        source = ctypes.cast(body.ctypes.data, ctypes.POINTER(ctypes.c_uint8))
         with library().logs.capture() as capture:
-            read = int(ll.llama_state_seq_set_data(self._context, source, blob.nbytes, slot))
-        if read != blob.nbytes:
+            read = int(ll.llama_state_seq_set_data(self._context, source, body.nbytes, slot))
+        if read != body.nbytes:
             # Part of it may be there already, behind a pos_max of -1.
             self._empty(slot)
-            raise Internal(
-                "state_failed",
-                f"restoring {blob.nbytes} bytes into slot {slot} took {read}: "
-                f"{capture.problem() or 'no reason given'}",
-                state_bytes=blob.nbytes,
-                read_bytes=read,
-            )
+            why = capture.problem() or f"{read} of {body.nbytes} bytes were taken"
+            raise _state_failed(slot, blob.nbytes, why)
 
     def close(self) -> None:
         """Free the context. Idempotent."""
@@ -183,9 +209,9 @@ class LlamaPool:
             self._context = None
 
 
-def _address(blob: memoryview) -> Any:
-    """A ``uint8_t *`` into ``blob``; read-only buffers too, which ctypes does not take itself."""
-    import numpy as np
-
-    array = np.frombuffer(blob, np.uint8)
-    return ctypes.cast(array.ctypes.data, ctypes.POINTER(ctypes.c_uint8))
+def _state_failed(slot: int, size: int, why: str) -> Internal:
+    return Internal(
+        "state_failed",
+        f"cannot restore {size} bytes into slot {slot}: {why}",
+        state_bytes=size,
+    )

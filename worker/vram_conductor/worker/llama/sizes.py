@@ -82,12 +82,12 @@ def state_bytes(
     """Upper bound of one sequence's state with ``n_tokens`` tokens (llama.cpp's
     ``state_write`` of its KV and recurrent caches).
 
-    Eight bytes (magic, sequence id); per KV cache 16 (streams, cells, v_trans, layers), per cell
-    12 (position, number of sequences, sequence) and ``cell_extra_bytes``, the cell's rows of K
-    and V, and 24 per layer (types and row sizes); a window cache writes the window only. Per
-    recurrent cache 20, one row of R and S per layer and 36 per layer.
+    Sixteen bytes (our header; magic, sequence id); per KV cache 16 (streams, cells, v_trans,
+    layers), per cell 12 (position, number of sequences, sequence) and ``cell_extra_bytes``, the
+    cell's rows of K and V, and 24 per layer (types and row sizes); a window cache writes the
+    window only. Per recurrent cache 20, one row of R and S per layer and 36 per layer.
     """
-    total = 8
+    total = 16
     for cache in caches:
         size = cache.bytes + ROUNDING_BYTES
         if cache.kind == "recurrent":
