@@ -1,33 +1,196 @@
 """The broker's core (*pure*): the only mutator of the broker's state.
 
 ``handle`` takes one event and returns the effects, in order. It reads no clock and does no IO.
+The flows (sessions, registrations, jobs, workers) share one :class:`State`; what one event makes
+possible elsewhere (a job can leave the queue, a suspended agent fits) is done before it returns.
 """
 
 from __future__ import annotations
 
+from vram_conductor.broker.agent_desk import AgentDesk
+from vram_conductor.broker.attempts import Attempts
+from vram_conductor.broker.boot import configure, find_device, restore
+from vram_conductor.broker.clients import Clients
+from vram_conductor.broker.commanding import Commander
+from vram_conductor.broker.delivery import Delivery
+from vram_conductor.broker.devices import Device
+from vram_conductor.broker.dispatch import Dispatcher
+from vram_conductor.broker.drain import Drainage
 from vram_conductor.broker.effects import Effect
-from vram_conductor.broker.events import Event
+from vram_conductor.broker.ending import Ending
+from vram_conductor.broker.estimates import Estimates
+from vram_conductor.broker.events import (
+    ClientBad,
+    ClientGone,
+    ClientMessageIn,
+    Event,
+    Shutdown,
+    Tick,
+    WorkerBad,
+    WorkerGone,
+    WorkerMessageIn,
+)
+from vram_conductor.broker.invariants import validate
+from vram_conductor.broker.job_desk import JobDesk
+from vram_conductor.broker.loading import Loading
+from vram_conductor.broker.registration import Registration
+from vram_conductor.broker.registry import Agent
+from vram_conductor.broker.reload import Reload
+from vram_conductor.broker.removal import Removal
+from vram_conductor.broker.report import status_report
+from vram_conductor.broker.residency import Samples
 from vram_conductor.broker.restored import Restored
+from vram_conductor.broker.state import State
+from vram_conductor.broker.timers import Key
+from vram_conductor.broker.worker_errors import no_worker_error
+from vram_conductor.broker.workers import WorkerHooks, Workers
+from vram_conductor.protocol.commands import Ready
 from vram_conductor.protocol.config import Config
+from vram_conductor.protocol.errors import ErrorInfo
+from vram_conductor.protocol.status import StatusReport
+from vram_conductor.protocol.values import AgentKey
 
 
 class Core:
     """State of one broker process.
 
     Args:
-        config: validated configuration; ``config.device`` lists the devices.
+        config: validated configuration; ``config.device`` lists the devices. If it lists none,
+            any device that a worker brings is taken.
         broker_epoch: larger than that of every earlier broker; already in the journal.
         restored: the folded journal. The core takes it over; don't use it afterwards.
         now_ns: monotonic time, as in every later call.
+        version: of the package, for STATUS.
     """
 
-    def __init__(self, config: Config, broker_epoch: int, restored: Restored, now_ns: int) -> None:
-        raise NotImplementedError
+    def __init__(
+        self,
+        config: Config,
+        broker_epoch: int,
+        restored: Restored,
+        now_ns: int,
+        version: str = "",
+    ) -> None:
+        state = self._state = State(config, broker_epoch, now_ns, version)
+        commander = self._commander = Commander(state)
+        delivery = Delivery(state)
+        self._ending = Ending(state, delivery)
+        attempts = Attempts(state, commander, delivery, self._ending)
+        self._dispatcher = Dispatcher(state, commander, attempts, self._ending)
+        self._jobs = JobDesk(state, delivery, attempts)
+        estimates, loading = Estimates(state, commander), Loading(state, commander)
+        self._reload = Reload(state, commander, estimates, loading, self._agent_suspended)
+        self._removal = Removal(state, commander, loading, self._reload, attempts)
+        agents = AgentDesk(state, self._reload, self._removal)
+        registration = self._registration = Registration(
+            state, commander, estimates, loading, agents.admitted
+        )
+        agents.registration = registration
+        self._clients = Clients(state, agents, self._jobs, registration, self._removal)
+        self._samples = Samples(state, commander)
+        hooks = WorkerHooks(self._worker_welcomed, self._worker_lost, self._samples.report)
+        self._workers = Workers(state, commander, lambda ready: find_device(state, ready), hooks)
+        self._drainage = Drainage(state, commander, self._clients, registration, attempts)
+        configure(state, restored)
+        restore(state, restored, self._removal)
 
     def handle(self, event: Event, now_ns: int) -> list[Effect]:
-        """React to one event. Never raises for what peers send."""
-        raise NotImplementedError
+        """React to one event. Never raises for what peers send. After an Exit effect nothing
+        happens any more."""
+        state = self._state
+        if self._drainage.exited:
+            return []
+        state.now_ns = max(state.now_ns, now_ns)
+        state.effects = []
+        match event:
+            case WorkerMessageIn(peer=peer, message=command, raw=raw):
+                self._workers.message(peer, command, raw)
+            case ClientMessageIn(peer=peer, message=request):
+                self._clients.message(peer, event.principal, event.same_user_ipc, request)
+            case Tick():
+                for key in state.timers.due(state.now_ns):
+                    self._expire(key)
+            case ClientBad(peer=peer, error=error):
+                self._clients.bad(peer, error)
+            case ClientGone(peer=peer):
+                self._clients.left(peer, said_bye=False)
+            case WorkerBad(peer=peer, error=error):
+                state.log("error", "bad_worker_message", reason=error.reason)
+            case WorkerGone(peer=peer):
+                self._workers.gone(peer)
+            case Shutdown(drain_ms=drain_ms):
+                self._drainage.start(drain_ms)
+        self._settle()
+        return state.effects
 
     def next_deadline_ns(self) -> int | None:
         """When to send a Tick at the latest; None if nothing is waiting for time to pass."""
-        raise NotImplementedError
+        return self._state.timers.next_ns()
+
+    def report(self, now_ns: int) -> StatusReport:
+        """The whole picture, all principals."""
+        self._state.now_ns = max(self._state.now_ns, now_ns)
+        return status_report(self._state, None)
+
+    def validate_state(self) -> None:
+        """Check that everything agrees with everything. O(everything): for tests.
+
+        Raises:
+            AssertionError: our bug.
+        """
+        validate(self._state, self._registration, self._reload)
+
+    # --- what follows -------------------------------------------------------------------------
+
+    def _settle(self) -> None:
+        """Do what the event has made possible, until nothing more is."""
+        state = self._state
+        while state.dispatch_due or state.admission_due:
+            while state.admission_due:
+                device = state.devices.get(state.admission_due.pop())
+                if device is not None and device.ready and not state.draining:
+                    self._reload.retry(device)
+            while state.dispatch_due:
+                device = state.devices.get(state.dispatch_due.pop())
+                if device is not None:
+                    self._dispatcher.dispatch(device)
+        self._drainage.check()
+
+    def _worker_welcomed(self, device: Device, ready: Ready) -> None:
+        self._samples.welcomed(device, ready)
+        self._reload.welcomed(device)
+        self._state.dispatch_due.add(device.id)
+
+    def _worker_lost(self, device: Device, error: ErrorInfo) -> None:
+        self._reload.lost(device)
+
+    def _agent_suspended(self, agent: Agent, error: ErrorInfo) -> None:
+        self._jobs.fail_waiting(agent.device, error, agent.key)
+
+    def _expire(self, key: Key) -> None:
+        what, who = key
+        state = self._state
+        match what, who:
+            case ("session", bytes()):
+                self._clients.check_alive(who)
+            case ("queue" | "deadline" | "orphan" | "stop", int()):
+                self._jobs.expire(what, who)
+            case ("result", int()):
+                job = state.jobs.find(who)
+                if job is not None:
+                    self._ending.forget(job)
+            case ("op", (str() as name, int() as op)):
+                self._commander.expire(state.devices[name], op)
+            case ("worker", str()):
+                self._workers.check_alive(state.devices[who])
+            case ("candidate", str()):
+                self._workers.candidate_due(state.devices[who])
+            case ("absent", str()):
+                if state.devices[who].link is None:
+                    self._jobs.fail_waiting(who, no_worker_error(who))
+            case ("drain", _):
+                self._drainage.give_up()
+            case ("ttl", AgentKey()):
+                self._removal.idle(who)
+            case _:
+                raise AssertionError(f"unknown timer {what}")

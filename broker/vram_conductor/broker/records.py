@@ -25,7 +25,6 @@ class AgentSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         n_ctx: guaranteed context, in tokens.
         device: the device the client insisted on; None means best fit.
         bare_path: the client had the right to name a file by its path.
-        n_ctx_default: ``n_ctx`` was filled in from the configuration.
     """
 
     model: str
@@ -38,7 +37,6 @@ class AgentSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     ephemeral: bool = False
     ttl_s: int | None = None
     bare_path: bool = False
-    n_ctx_default: bool = False
 
 
 class RecordBase(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="t"):

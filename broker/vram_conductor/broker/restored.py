@@ -43,7 +43,8 @@ class Restored:
             case BrokerEpoch(broker_epoch=epoch):
                 self.broker_epoch = max(self.broker_epoch, epoch)
             case WorkerEpochSeen(device=device, worker_epoch=epoch):
-                self.worker_epochs[device] = max(epoch, self.worker_epochs.get(device, 0))
+                # The last one welcomed: a clock that was set back must not lock a device for ever.
+                self.worker_epochs[device] = epoch
             case AgentRegistered(agent=agent):
                 self.agents[agent] = record
             case AgentRemoved(agent=agent):

@@ -20,8 +20,8 @@ AgentState = Literal["loading", "ready", "waiting", "suspended"]
 Where = Literal["slot", "parked", "absent"]
 
 
-class StatusStruct(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Common base."""
+class StatusStruct(msgspec.Struct, frozen=True, kw_only=True):
+    """Common base. Defaults travel too, so that every key is there for readers of plain maps."""
 
 
 class WorkerStatus(StatusStruct, frozen=True, kw_only=True):
@@ -175,6 +175,7 @@ class StatusReport(StatusStruct, frozen=True, kw_only=True):
         queued, queued_max: jobs that wait at the broker, and the bound.
         jobs: running ones first, then the queue in order.
         jobs_done, jobs_failed: since the broker's start.
+        version: of the broker's package.
     """
 
     broker_epoch: int

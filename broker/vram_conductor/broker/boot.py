@@ -1,0 +1,90 @@
+"""Where a new broker starts from (*pure*): the configured devices and the folded journal."""
+
+from __future__ import annotations
+
+from vram_conductor.broker.capacity import DeviceSpec
+from vram_conductor.broker.devices import Device
+from vram_conductor.broker.ledger import Ledger
+from vram_conductor.broker.records import AgentRegistered
+from vram_conductor.broker.registry import Agent, Conversation
+from vram_conductor.broker.removal import Removal
+from vram_conductor.broker.restored import Restored
+from vram_conductor.broker.state import WORKER_WAIT_MS, State
+from vram_conductor.protocol.commands import Ready
+from vram_conductor.protocol.config import DeviceConfig
+from vram_conductor.protocol.errors import Code, ErrorInfo
+from vram_conductor.protocol.values import DeviceInfo, DeviceKind
+
+
+def configure(state: State, restored: Restored) -> None:
+    """Create the configured devices, without workers yet."""
+    for config in state.config.device:
+        _add_device(state, config, restored.worker_epochs.get(config.id, 0))
+
+
+def find_device(state: State, ready: Ready) -> Device | None:
+    """The device that a worker names; created on the spot where none is configured at all."""
+    name = ready.device.device
+    configured = [config.id for config in state.config.device]
+    if configured and name not in configured:
+        return None
+    if name not in state.devices:
+        _add_device(state, DeviceConfig(id=name, kind=ready.device.kind), 0)
+    return state.devices[name]
+
+
+def restore(state: State, restored: Restored, removal: Removal) -> None:
+    """Bring back the agents and their conversations. They wait for their device's worker, which
+    is asked whether they still fit."""
+    for record in restored.agents.values():
+        agent = _agent(state, record)
+        state.registry.add(agent)
+        removal.watch_idle(agent)
+    for key, saved in restored.conversations.items():
+        owner = state.registry.find(key.agent_key)
+        if owner is not None:
+            owner.conversations[key.conversation] = Conversation(
+                key, saved.version, saved.transcript
+            )
+
+
+def _agent(state: State, record: AgentRegistered) -> Agent:
+    agent = Agent(
+        key=record.agent,
+        spec=record.spec,
+        device=record.device,
+        model=record.model,
+        state="waiting",
+        used_ns=state.now_ns,
+    )
+    name = record.device
+    if name not in state.devices:
+        _add_device(state, DeviceConfig(id=name, kind=_guess_kind(name)), 0)
+        if state.config.device:
+            agent.state, agent.reason = "suspended", unconfigured_error(name)
+    return agent
+
+
+def _add_device(state: State, config: DeviceConfig, epoch: int) -> None:
+    """The ledger gets its real size from the worker's READY."""
+    info = DeviceInfo(device=config.id, kind=config.kind, name="", total_bytes=0)
+    spec = DeviceSpec.of(config, info, state.config.broker.sample_max_age_ms)
+    state.devices[config.id] = Device(
+        config=config, ledger=Ledger(spec), absent_ns=state.now_ns, epoch=epoch
+    )
+    state.timers.set(("absent", config.id), state.in_ms(WORKER_WAIT_MS))
+
+
+def _guess_kind(device: str) -> DeviceKind:
+    return "cuda" if device.startswith("cuda") else "cpu"
+
+
+def unconfigured_error(device: str) -> ErrorInfo:
+    """An agent of the journal lives on a device that the configuration does not have any more."""
+    return ErrorInfo(
+        Code.FAILED_PRECONDITION,
+        "device_not_configured",
+        f"the agent lives on {device!r}, which is not configured any more: add the [[device]] "
+        "table again, or UNREGISTER and REGISTER the agent",
+        details={"device": device},
+    )

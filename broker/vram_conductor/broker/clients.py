@@ -1,0 +1,159 @@
+"""The clients' side of the core (*pure*): sessions, and each message to whom it concerns."""
+
+from __future__ import annotations
+
+import msgspec
+
+from vram_conductor.broker.agent_desk import AgentDesk
+from vram_conductor.broker.effects import SendClient
+from vram_conductor.broker.job_desk import JobDesk
+from vram_conductor.broker.registration import Registration
+from vram_conductor.broker.removal import Removal
+from vram_conductor.broker.report import status_report
+from vram_conductor.broker.sessions import FEATURES, Session, announced_limits
+from vram_conductor.broker.state import State
+from vram_conductor.broker.welcome import VERSION
+from vram_conductor.protocol import validate
+from vram_conductor.protocol.errors import ConductorError
+from vram_conductor.protocol.liveness import Liveness
+from vram_conductor.protocol.messages import (
+    Bye,
+    Cancel,
+    ClientMessage,
+    Credit,
+    Decode,
+    Error,
+    GoAway,
+    Hello,
+    List,
+    Ok,
+    Ping,
+    Pong,
+    Register,
+    Reset,
+    Resume,
+    Status,
+    Unregister,
+    Welcome,
+)
+
+
+class Clients:
+    """Opens and closes sessions; a session's requests go to the desks."""
+
+    def __init__(
+        self,
+        state: State,
+        agents: AgentDesk,
+        jobs: JobDesk,
+        registration: Registration,
+        removal: Removal,
+    ) -> None:
+        self._state = state
+        self._agents = agents
+        self._jobs = jobs
+        self._registration = registration
+        self._removal = removal
+
+    def message(
+        self, peer: bytes, principal: str, same_user_ipc: bool, message: ClientMessage
+    ) -> None:
+        """One message of a client; what is wrong with it is answered with ERROR."""
+        session = self._state.sessions.find(peer)
+        if session is not None:
+            session.liveness.heard(self._state.now_ns)
+        try:
+            validate.check(message)
+            if isinstance(message, Hello):
+                self._hello(peer, principal, same_user_ipc)
+            else:
+                self._request(self._state.sessions.get(peer), message)
+        except ConductorError as error:
+            self.bad(peer, error, getattr(message, "rid", b""))
+
+    def bad(self, peer: bytes, error: ConductorError, rid: bytes = b"") -> None:
+        """Answer a peer, with or without a session, that something was wrong."""
+        self._state.effects.append(SendClient(peer, Error(rid=rid, error=error.info)))
+
+    def left(self, peer: bytes, *, said_bye: bool) -> None:
+        """The session is over; nothing is sent to the peer any more. Idempotent."""
+        session = self._state.sessions.close(peer)
+        if session is None:
+            return
+        self._state.timers.cancel(("session", peer))
+        self._state.log("info", "session_closed", session=session.session, said_bye=said_bye)
+        self._registration.client_left(peer)
+        self._jobs.client_left(session, said_bye=said_bye)
+        self._removal.session_ended(peer, session.ephemeral)
+
+    def check_alive(self, peer: bytes) -> None:
+        """The timer of a session."""
+        session = self._state.sessions.find(peer)
+        if session is None:
+            return
+        if session.liveness.dead(self._state.now_ns):
+            self.left(peer, said_bye=False)
+        else:
+            self._watch(session)
+
+    def go_away(self, drain_ms: int) -> None:
+        """Tell every client that the broker is leaving."""
+        for session in self._state.sessions:
+            self._state.to_client(
+                session.peer, GoAway(reason="the broker is shutting down", drain_ms=drain_ms)
+            )
+
+    # --- requests -----------------------------------------------------------------------------
+
+    def _hello(self, peer: bytes, principal: str, same_user_ipc: bool) -> None:
+        state = self._state
+        heartbeat_ms = state.config.broker.heartbeat_ms
+        liveness = Liveness(state.now_ns, heartbeat_ms, pings=False)
+        session = state.sessions.open(peer, principal, same_user_ipc, liveness)
+        self._watch(session)
+        state.to_client(
+            peer,
+            Welcome(
+                v=VERSION,
+                session=session.session,
+                broker_epoch=state.broker_epoch,
+                principal=principal,
+                heartbeat_ms=heartbeat_ms,
+                limits=announced_limits(state.config.broker),
+                features=FEATURES,
+            ),
+        )
+
+    def _request(self, session: Session, message: ClientMessage) -> None:
+        match message:
+            case Decode():
+                self._jobs.decode(session, message)
+            case Credit():
+                self._jobs.credit(session, message)
+            case Ping():
+                self._state.to_client(session.peer, Pong(n=message.n))
+            case Resume():
+                self._jobs.resume(session, message)
+            case Cancel():
+                self._cancel(session, message)
+            case Register():
+                self._agents.register(session, message)
+            case Unregister():
+                self._agents.unregister(session, message)
+            case Reset():
+                self._agents.reset(session, message)
+            case List():
+                self._agents.list_agents(session, message)
+            case Status():
+                report = status_report(self._state, session.principal)
+                body = msgspec.to_builtins(report)
+                self._state.to_client(session.peer, Ok(rid=message.rid, body=body))
+            case Bye():
+                self.left(session.peer, said_bye=True)
+
+    def _cancel(self, session: Session, message: Cancel) -> None:
+        if not self._registration.cancel(session.principal, message.rid):
+            self._jobs.cancel(session, message.rid)
+
+    def _watch(self, session: Session) -> None:
+        self._state.timers.set(("session", session.peer), session.liveness.next_ns())

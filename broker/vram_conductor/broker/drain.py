@@ -1,0 +1,87 @@
+"""Shutting down in order (*pure*): no new work, finish what runs, let the workers park, leave."""
+
+from __future__ import annotations
+
+from vram_conductor.broker.attempts import Attempts
+from vram_conductor.broker.clients import Clients
+from vram_conductor.broker.commanding import Commander
+from vram_conductor.broker.effects import Exit
+from vram_conductor.broker.registration import Registration
+from vram_conductor.broker.state import State
+from vram_conductor.protocol.commands import Drain
+from vram_conductor.protocol.errors import Code, ErrorInfo
+
+
+class Drainage:
+    """The way from SIGTERM to Exit.
+
+    Attributes:
+        exited: the Exit effect was given out.
+    """
+
+    def __init__(
+        self,
+        state: State,
+        commander: Commander,
+        clients: Clients,
+        registration: Registration,
+        attempts: Attempts,
+    ) -> None:
+        self._state = state
+        self._commander = commander
+        self._clients = clients
+        self._registration = registration
+        self._attempts = attempts
+        self.exited = False
+
+    def start(self, drain_ms: int) -> None:
+        """GOAWAY to the clients, DRAIN to the workers. The second time: leave at once."""
+        state = self._state
+        if state.draining:
+            self.give_up()
+            return
+        self._clients.go_away(drain_ms)
+        for pending in list(self._registration):
+            self._registration.abort(pending, draining_error())
+        for job in list(state.queue):
+            self._attempts.stop(job, draining_error())
+        state.draining = True
+        for job in state.jobs.live():
+            if job.stopping is None:
+                # Counts only if the worker stops the job, not if it finishes in time.
+                job.stopping = draining_error()
+        for device in state.devices.values():
+            if device.link is not None:
+                device.link.draining = True
+                self._commander.send(
+                    device,
+                    lambda epoch, op: Drain(broker_epoch=epoch, op=op, drain_ms=drain_ms),
+                )
+        state.timers.set(("drain", None), state.in_ms(drain_ms))
+
+    def check(self) -> None:
+        """Leave when the last worker has left."""
+        state = self._state
+        if state.draining and not any(device.link for device in state.devices.values()):
+            self.give_up()
+
+    def give_up(self) -> None:
+        """Leave now; what still runs is reported as stopped, and its tokens are kept."""
+        state = self._state
+        if self.exited:
+            return
+        self.exited = True
+        for job in list(state.jobs.live()):
+            self._attempts.abandon(job, draining_error())
+        state.effects.append(Exit(0))
+
+
+def draining_error() -> ErrorInfo:
+    """The broker is leaving."""
+    return ErrorInfo(
+        Code.UNAVAILABLE,
+        "draining",
+        "the broker is shutting down; send the request again when it is back",
+        retryable=True,
+        retry_after_ms=2_000,
+    )

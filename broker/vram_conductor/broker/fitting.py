@@ -1,0 +1,121 @@
+"""The largest context that would fit (*pure*): a second question, after a deny."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from vram_conductor.broker import admission
+from vram_conductor.broker.admission import Refusal
+from vram_conductor.broker.claims import Claim, pad_cells
+from vram_conductor.broker.commanding import Commander
+from vram_conductor.broker.decisions import Deny, DenyCode
+from vram_conductor.broker.estimates import Inquiry
+from vram_conductor.broker.links import ReplyMessage
+from vram_conductor.broker.state import State
+from vram_conductor.protocol.commands import Estimate, Estimated
+from vram_conductor.protocol.errors import ConductorError
+
+ROUNDS_MAX = 3
+"""The first answer is exact unless host memory is short; then the state's size is refined."""
+
+
+@dataclass(slots=True)
+class Fit:
+    """A probe in progress. ``claim``: of the last answer; ``n_ctx``: the best guess so far."""
+
+    inquiry: Inquiry
+    refusal: Refusal
+    deny: Deny
+    claim: Claim
+    on_answer: Callable[[Refusal], None]
+    op: int = 0
+    n_ctx: int | None = None
+    rounds: int = 0
+
+
+class Fitting:
+    """Fills ``largest_n_ctx_that_fits`` into the closest deny."""
+
+    def __init__(self, state: State, commander: Commander) -> None:
+        self._state = state
+        self._commander = commander
+
+    def probe(
+        self, inquiry: Inquiry, refusal: Refusal, on_answer: Callable[[Refusal], None]
+    ) -> Fit | None:
+        """Ask the closest device's worker. None: there is nothing to ask, and ``on_answer`` has
+        been called already."""
+        deny = refusal.closest
+        device = self._state.devices.get(deny.device)
+        asks = deny.code in (DenyCode.CAP, DenyCode.HOST)
+        if deny.claim is None or not asks or device is None or not device.ready:
+            on_answer(refusal)
+            return None
+        fit = Fit(inquiry, refusal, deny, deny.claim, on_answer)
+        self._send(fit)
+        return fit
+
+    def cancel(self, fit: Fit) -> None:
+        """Nobody wants the answer any more."""
+        self._commander.drop(self._state.devices[fit.deny.device], fit.op)
+
+    def _send(self, fit: Fit) -> None:
+        device = self._state.devices[fit.deny.device]
+        claim, spec = fit.claim, fit.inquiry.spec
+        fit.rounds += 1
+        fit.op = self._commander.send(
+            device,
+            lambda epoch, op: Estimate(
+                broker_epoch=epoch,
+                op=op,
+                model=spec.model,
+                shape=claim.shape,
+                n_ctx=claim.n_ctx,
+                fit_bytes=device.ledger.fit_bytes(claim),
+                cap_bytes=device.ledger.cap_bytes,
+                bare_path=spec.bare_path,
+            ),
+            on_reply=lambda message, raw: self._reply(fit, message),
+            on_lost=lambda error: self._finish(fit),
+            timeout_ms=self._state.config.broker.estimate_timeout_ms,
+        )
+
+    def _reply(self, fit: Fit, message: ReplyMessage) -> bool:
+        device = self._state.devices[fit.deny.device]
+        if not isinstance(message, Estimated):
+            self._finish(fit)
+            return True
+        spec = fit.inquiry.spec
+        train = message.model.n_ctx_train or None
+        try:
+            claim = Claim.of(message, fit.claim.agent, fit.claim.n_ctx, spec.slots)
+            n_ctx = admission.fit_n_ctx(device.ledger, claim, message.fit_cells, train)
+        except ConductorError:
+            self._finish(fit)
+            return True
+        settled = n_ctx == fit.n_ctx or fit.deny.code is DenyCode.CAP
+        fit.n_ctx = n_ctx if fit.n_ctx is None else min(n_ctx, fit.n_ctx)
+        if settled or n_ctx < 1 or fit.rounds >= ROUNDS_MAX or device.link is None:
+            self._finish(fit)
+            return True
+        self._refine(fit, n_ctx)
+        return True
+
+    def _refine(self, fit: Fit, n_ctx: int) -> None:
+        """Ask again with the guessed context: its state's size is then no guess."""
+        device = self._state.devices[fit.deny.device]
+        spec, key = fit.inquiry.spec, fit.inquiry.key
+        if key in device.ledger:
+            self._finish(fit)
+            return
+        shape = device.ledger.shape_with(fit.claim.model, spec.kv_type, key, n_ctx, spec.slots)
+        assert shape.cells >= pad_cells(n_ctx)
+        fit.claim = dataclasses.replace(fit.claim, n_ctx=n_ctx, shape=shape)
+        self._send(fit)
+
+    def _finish(self, fit: Fit) -> None:
+        deny = dataclasses.replace(fit.deny, largest_n_ctx_that_fits=fit.n_ctx)
+        others = [other for other in fit.refusal.denies if other is not fit.deny]
+        fit.on_answer(Refusal((deny, *others)))

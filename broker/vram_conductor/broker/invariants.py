@@ -1,0 +1,116 @@
+"""What must hold after every event (*pure*): checked by tests, not in production."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from vram_conductor.broker.jobs import Job
+from vram_conductor.broker.registration import Registration
+from vram_conductor.broker.reload import Reload
+from vram_conductor.broker.state import State
+from vram_conductor.protocol.messages import Done, Error
+from vram_conductor.protocol.values import AgentKey
+
+
+def validate(state: State, registration: Registration, reload: Reload) -> None:
+    """Raises AssertionError where the parts of the state disagree."""
+    _validate_ledgers(state, registration, reload)
+    _validate_queue(state)
+    _validate_links(state)
+    _validate_sessions(state)
+    for job in state.jobs:
+        _validate_job(state, job)
+    assert not state.dispatch_due
+    assert not state.admission_due
+
+
+def _validate_ledgers(state: State, registration: Registration, reload: Reload) -> None:
+    """Everybody in a ledger is registered there, or about to be; nobody is in two."""
+    pending = {item.key: item for item in registration}
+    held: Counter[AgentKey] = Counter()
+    for device in state.devices.values():
+        device.ledger.validate_state()
+        for key in device.ledger.agents():
+            held[key] += 1
+            agent = state.registry.find(key)
+            if agent is None:
+                reservation = pending[key].reservation
+                assert reservation is not None
+                assert reservation.device == device.id
+            else:
+                assert agent.device == device.id
+                assert agent.state != "suspended"
+    assert all(count == 1 for count in held.values())
+    for agent in state.registry:
+        assert agent.key not in pending
+        assert (agent.state == "loading") == (agent.key in reload)
+        assert (agent.state == "suspended") == (agent.reason is not None)
+        link = state.devices[agent.device].link
+        if agent.state == "ready":
+            assert agent.key in held
+            assert link is not None
+        if agent.state == "waiting":
+            assert link is None
+
+
+def _validate_queue(state: State) -> None:
+    queued = list(state.queue)
+    assert len(queued) == len(state.queue)
+    assert {job.job for job in queued} == {job.job for job in state.jobs if job.state == "queued"}
+    waiting = Counter(job.key for job in queued)
+    per_agent = Counter(job.key.agent_key for job in queued)
+    for agent in state.registry:
+        assert state.queue.count(agent.key) == per_agent[agent.key]
+        for conversation in agent.conversations.values():
+            assert conversation.queued == waiting[conversation.key]
+            if conversation.running is not None:
+                job = state.jobs.find(conversation.running)
+                assert job is not None
+                assert job.state in ("sent", "running")
+                assert job.key == conversation.key
+
+
+def _validate_links(state: State) -> None:
+    for device in state.devices.values():
+        link = device.link
+        under_way = {
+            job.job
+            for job in state.jobs
+            if job.device == device.id and job.state in ("sent", "running")
+        }
+        assert under_way == (link.runs if link is not None else set())
+        if link is None:
+            continue
+        assert len(link.runs) <= state.config.broker.worker_inflight
+        runs = {op for op, open_op in link.ops.items() if open_op.what == "Run"}
+        assert len(runs) == len(link.runs)
+
+
+def _validate_sessions(state: State) -> None:
+    for session in state.sessions:
+        for number in session.jobs:
+            job = state.jobs.find(number)
+            assert job is not None
+            assert job.peer == session.peer
+        for key in session.ephemeral:
+            agent = state.registry.find(key)
+            assert agent is not None
+            assert session.peer in agent.owners
+
+
+def _validate_job(state: State, job: Job) -> None:
+    assert (job.state == "ended") == isinstance(job.terminal, Done | Error)
+    assert job.stream.finished == (job.state == "ended")
+    assert (job.attempt is not None) == (job.state in ("sent", "running"))
+    if job.peer is not None:
+        session = state.sessions.find(job.peer)
+        assert session is not None
+        assert job.job in session.jobs
+    conversation = state.registry.conversation(job.key)
+    if job.state != "ended":
+        assert conversation is not None
+        assert (conversation.running == job.job) == (job.state != "queued")
+        link = state.devices[job.device].link
+        if job.attempt is not None:
+            assert link is not None
+            assert job.attempt.op in link.ops

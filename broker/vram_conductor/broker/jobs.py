@@ -1,0 +1,159 @@
+"""Jobs (*pure*): what a DECODE becomes, its attempts, and the table of those still known.
+
+A job has exactly one terminal message. After it, its output is kept for a while so that a client
+that lost the connection can still fetch it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+from vram_conductor.protocol.errors import ErrorInfo
+from vram_conductor.protocol.messages import Decode, Done, Error
+from vram_conductor.protocol.stream import SendStream
+from vram_conductor.protocol.values import ConversationKey
+
+RESULTS_MAX = 4_096
+"""Finished jobs kept for RESUME, over all clients; the oldest go first."""
+
+RESULTS_BYTES_MAX = 256 * 1024 * 1024
+"""Output of finished jobs kept for RESUME, over all clients; the oldest go first."""
+
+ATTEMPTS_MAX = 3
+"""A job whose worker dies before any token got out starts again, this many times in all."""
+
+JobState = Literal["queued", "sent", "running", "ended"]
+
+
+@dataclass(slots=True)
+class Attempt:
+    """One RUN. What it produced becomes the record when it ends.
+
+    Attributes:
+        op: identifies the attempt in all that comes back.
+        version: the conversation's version that it started from.
+        known: whether the RUN relied on the worker's own copy of the transcript.
+        keep: tokens of the transcript that stay (STARTED).
+        prompt: the new prompt's ids (STARTED), int32 LE.
+        generated: ids so far, int32 LE.
+        cancelled: CANCEL_RUN was sent.
+    """
+
+    op: int
+    version: int
+    known: bool
+    keep: int = 0
+    prompt: bytes = b""
+    generated: bytearray = field(default_factory=bytearray)
+    cancelled: bool = False
+
+    @property
+    def generated_tokens(self) -> int:
+        return len(self.generated) // 4
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """One DECODE.
+
+    Attributes:
+        message: the request; dropped when the job ends.
+        digest: of the request, to recognise the same one again.
+        peer: the client's connection, None while there is none.
+        lost: attempts that ended with their worker.
+        stopping: why it is being stopped; becomes the terminal message unless the job finishes
+            first. None while nobody wants it stopped.
+        cut: the output outgrew the stream's bound.
+        terminal: DONE or ERROR, once.
+    """
+
+    job: int
+    rid: bytes
+    principal: str
+    key: ConversationKey
+    device: str
+    priority: int
+    message: Decode | None
+    digest: bytes
+    stream: SendStream
+    peer: bytes | None
+    detach: bool
+    received_ns: int
+    queue_deadline_ns: int | None
+    deadline_ns: int | None
+    state: JobState = "queued"
+    attempt: Attempt | None = None
+    lost: int = 0
+    stopping: ErrorInfo | None = None
+    cut: bool = False
+    started_ns: int | None = None
+    first_token_ns: int | None = None
+    terminal: Done | Error | None = None
+
+
+class JobTable:
+    """Every job that is not forgotten, by number and by (principal, rid)."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[int, Job] = {}
+        self._by_rid: dict[tuple[str, bytes], int] = {}
+        self._ended: dict[int, int] = {}
+        self._ended_bytes = 0
+        self._last = 0
+        self.done = 0
+        self.failed = 0
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    def __iter__(self) -> Iterator[Job]:
+        return iter(self._jobs.values())
+
+    def live(self) -> Iterator[Job]:
+        """The jobs without a terminal message yet."""
+        return (job for job in self._jobs.values() if job.state != "ended")
+
+    def next_number(self) -> int:
+        self._last += 1
+        return self._last
+
+    def find(self, job: int) -> Job | None:
+        return self._jobs.get(job)
+
+    def by_rid(self, principal: str, rid: bytes) -> Job | None:
+        number = self._by_rid.get((principal, rid))
+        return None if number is None else self._jobs[number]
+
+    def add(self, job: Job) -> None:
+        self._jobs[job.job] = job
+        self._by_rid[job.principal, job.rid] = job.job
+
+    def ended(self, job: Job) -> list[Job]:
+        """Account for a job's end. Returns the older results to forget for it."""
+        if isinstance(job.terminal, Done):
+            self.done += 1
+        else:
+            self.failed += 1
+        self._ended[job.job] = job.stream.kept_bytes
+        self._ended_bytes += job.stream.kept_bytes
+        victims: list[Job] = []
+        count, kept_bytes = len(self._ended), self._ended_bytes
+        for number, size in self._ended.items():
+            if count <= RESULTS_MAX and kept_bytes <= RESULTS_BYTES_MAX:
+                break
+            victims.append(self._jobs[number])
+            count, kept_bytes = count - 1, kept_bytes - size
+        return victims
+
+    def forget(self, job: Job) -> None:
+        """Drop a finished job. Idempotent."""
+        if self._jobs.pop(job.job, None) is not None:
+            del self._by_rid[job.principal, job.rid]
+            self._ended_bytes -= self._ended.pop(job.job)
+
+
+def wait_ns(received_ns: int, after_ms: int | None) -> int | None:
+    """A relative deadline as a moment of our clock."""
+    return None if after_ms is None else received_ns + after_ms * 1_000_000

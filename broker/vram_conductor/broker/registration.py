@@ -1,0 +1,224 @@
+"""REGISTER (*pure*): estimate → reserve → load → commit, undone at every failure.
+
+An agent enters the registry only when its load has succeeded. Until then it is a pending
+registration, which any number of clients may wait for; it is given up when the last one cancels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import msgspec
+
+from vram_conductor.broker import refusal
+from vram_conductor.broker.admission import Refusal
+from vram_conductor.broker.claims import Measured
+from vram_conductor.broker.commanding import Commander
+from vram_conductor.broker.decisions import Admit, Deny, Reservation, Stale
+from vram_conductor.broker.devices import Device
+from vram_conductor.broker.estimates import Answer, Estimates, Inquiry
+from vram_conductor.broker.fitting import Fit, Fitting
+from vram_conductor.broker.loading import Loading
+from vram_conductor.broker.records import AgentSpec
+from vram_conductor.broker.registry import Agent
+from vram_conductor.broker.state import State
+from vram_conductor.protocol.commands import Loaded
+from vram_conductor.protocol.errors import Code, ConductorError, ErrorInfo
+from vram_conductor.protocol.messages import Progress
+from vram_conductor.protocol.values import AgentKey, ModelInfo
+
+
+@dataclass(slots=True)
+class Pending:
+    """A registration under way.
+
+    Attributes:
+        waiters: (peer, rid) of every REGISTER that gets the answer.
+        op: of the LOAD, once there is one.
+    """
+
+    key: AgentKey
+    spec: AgentSpec
+    inquiry: Inquiry
+    waiters: list[tuple[bytes, bytes]] = field(default_factory=list)
+    fit: Fit | None = None
+    reservation: Reservation | None = None
+    model: ModelInfo | None = None
+    op: int = 0
+
+
+class Registration:
+    """All registrations under way.
+
+    Args:
+        admitted: takes the new agent into the registry and answers the waiters.
+    """
+
+    def __init__(
+        self,
+        state: State,
+        commander: Commander,
+        estimates: Estimates,
+        loading: Loading,
+        admitted: Callable[[Agent, list[tuple[bytes, bytes]]], None],
+    ) -> None:
+        self._state = state
+        self._commander = commander
+        self._estimates = estimates
+        self._fitting = Fitting(state, commander)
+        self._loading = loading
+        self._admitted = admitted
+        self._pending: dict[AgentKey, Pending] = {}
+
+    def __len__(self) -> int:
+        return len(self._pending)
+
+    def __iter__(self) -> Iterator[Pending]:
+        return iter(self._pending.values())
+
+    def find(self, key: AgentKey) -> Pending | None:
+        return self._pending.get(key)
+
+    def start(
+        self, key: AgentKey, spec: AgentSpec, devices: tuple[str, ...], peer: bytes, rid: bytes
+    ) -> None:
+        """Begin: the answer goes to everybody who waits by then."""
+        inquiry = Inquiry(key, spec, devices, lambda answer: self._answered(pending, answer))
+        pending = Pending(key, spec, inquiry)
+        self._pending[key] = pending
+        self.join(pending, peer, rid)
+        self._progress(pending, "estimate")
+        self._estimates.ask(inquiry)
+
+    def join(self, pending: Pending, peer: bytes, rid: bytes) -> None:
+        """One more wants the answer; asking twice is asking once."""
+        if (peer, rid) not in pending.waiters:
+            pending.waiters.append((peer, rid))
+
+    def cancel(self, principal: str, rid: bytes) -> bool:
+        """CANCEL of a REGISTER. False if no registration of the principal has this rid."""
+        for pending in list(self):
+            if pending.key.principal != principal:
+                continue
+            mine = [waiter for waiter in pending.waiters if waiter[1] == rid]
+            if not mine:
+                continue
+            error = ErrorInfo(Code.CANCELLED, "cancelled", "cancelled as asked")
+            for waiter in mine:
+                pending.waiters.remove(waiter)
+                self._state.fail(*waiter, error)
+            if not pending.waiters:
+                self.abort(pending, error)
+            return True
+        return False
+
+    def client_left(self, peer: bytes) -> None:
+        """A session has ended. What it asked for is finished all the same, unless it was to last
+        no longer than the session."""
+        for pending in list(self):
+            pending.waiters = [waiter for waiter in pending.waiters if waiter[0] != peer]
+            if pending.spec.ephemeral and not pending.waiters:
+                self.abort(
+                    pending, ErrorInfo(Code.CANCELLED, "client_gone", "the client went away")
+                )
+
+    def abort(self, pending: Pending, error: ErrorInfo) -> None:
+        """Give up, wherever it stands; what was done is undone."""
+        self._estimates.cancel(pending.inquiry)
+        if pending.fit is not None:
+            self._fitting.cancel(pending.fit)
+        reservation = pending.reservation
+        if reservation is not None:
+            device = self._state.devices[reservation.device]
+            self._commander.drop(device, pending.op)
+            self._roll_back(pending, device)
+        self._fail(pending, error)
+
+    # --- steps --------------------------------------------------------------------------------
+
+    def _answered(self, pending: Pending, answer: Answer) -> None:
+        match answer:
+            case Admit():
+                self._reserve(pending, answer)
+            case Refusal():
+                pending.fit = self._fitting.probe(
+                    pending.inquiry, answer, lambda full: self._refused(pending, full)
+                )
+            case _:
+                self._fail(pending, answer)
+
+    def _refused(self, pending: Pending, answer: Refusal) -> None:
+        self._fail(pending, refusal.error(answer))
+
+    def _reserve(self, pending: Pending, admit: Admit) -> None:
+        device = self._state.devices[admit.device]
+        answer = device.ledger.reserve(pending.inquiry.claim(device.id), self._state.now_ns)
+        assert not isinstance(answer, Stale), "the ledger admitted it in this very event"
+        if isinstance(answer, Deny):
+            self._refused(pending, Refusal((answer,)))
+            return
+        pending.reservation = answer
+        pending.model = pending.inquiry.models[device.id]
+        self._progress(pending, "load", total=pending.model.file_bytes)
+        pending.op = self._loading.load(
+            device, pending.key, pending.model, lambda result: self._loaded(pending, result)
+        )
+
+    def _loaded(self, pending: Pending, result: Loaded | ErrorInfo) -> None:
+        reservation = pending.reservation
+        assert reservation is not None
+        device = self._state.devices[reservation.device]
+        if isinstance(result, ErrorInfo):
+            self._roll_back(pending, device)
+            self._fail(pending, result)
+            return
+        try:
+            answer = device.ledger.commit(reservation, Measured.of(result))
+        except ConductorError as error:
+            self._roll_back(pending, device)
+            self._fail(pending, error.info)
+            return
+        if isinstance(answer, Deny):
+            self._roll_back(pending, device)
+            self._fail(pending, refusal.error(answer))
+            return
+        self._commit(pending, device, result)
+
+    def _commit(self, pending: Pending, device: Device, loaded: Loaded) -> None:
+        del self._pending[pending.key]
+        model = pending.model
+        assert model is not None
+        agent = Agent(
+            key=pending.key,
+            spec=pending.spec,
+            device=device.id,
+            model=with_digest(model, loaded),
+            state="ready",
+            used_ns=self._state.now_ns,
+        )
+        self._admitted(agent, pending.waiters)
+
+    def _roll_back(self, pending: Pending, device: Device) -> None:
+        """The ledger as it was, and the worker told so."""
+        reservation = pending.reservation
+        assert reservation is not None
+        pending.reservation = None
+        device.ledger.rollback(reservation)
+        claim = reservation.claim
+        self._loading.unload(device, pending.key, claim.model, claim.kv_type)
+
+    def _fail(self, pending: Pending, error: ErrorInfo) -> None:
+        del self._pending[pending.key]
+        self._state.log("info", "register_refused", agent=str(pending.key), reason=error.reason)
+        for peer, rid in pending.waiters:
+            self._state.fail(peer, rid, error)
+
+    def _progress(self, pending: Pending, stage: str, total: int = 0) -> None:
+        for peer, rid in pending.waiters:
+            self._state.to_client(peer, Progress(rid=rid, stage=stage, total=total))
+
+
+def with_digest(model: ModelInfo, loaded: Loaded) -> ModelInfo:
+    """``model`` with the content digest, where the load has found it."""
+    return msgspec.structs.replace(model, digest=loaded.digest or model.digest)

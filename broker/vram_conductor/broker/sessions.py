@@ -1,0 +1,113 @@
+"""Sessions of clients (*pure*): HELLO to BYE, or to silence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from vram_conductor.protocol import limits
+from vram_conductor.protocol.config import BrokerConfig
+from vram_conductor.protocol.errors import FailedPrecondition, ResourceExhausted
+from vram_conductor.protocol.liveness import Liveness
+from vram_conductor.protocol.values import AgentKey
+
+FEATURES = ["credit", "resume", "cancel", "detach"]
+
+
+@dataclass(slots=True)
+class Session:
+    """One connected client.
+
+    Attributes:
+        jobs: numbers of the jobs whose output it receives.
+        ephemeral: agents that go when it ends.
+    """
+
+    peer: bytes
+    session: str
+    principal: str
+    same_user_ipc: bool
+    liveness: Liveness
+    jobs: set[int] = field(default_factory=set)
+    ephemeral: set[AgentKey] = field(default_factory=set)
+
+
+class Sessions:
+    """All sessions, by peer."""
+
+    def __init__(self, broker_epoch: int) -> None:
+        self._sessions: dict[bytes, Session] = {}
+        self._prefix = f"{broker_epoch:x}"
+        self._last = 0
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def __iter__(self) -> Iterator[Session]:
+        return iter(list(self._sessions.values()))
+
+    def find(self, peer: bytes) -> Session | None:
+        return self._sessions.get(peer)
+
+    def get(self, peer: bytes) -> Session:
+        """Raises FailedPrecondition ``no_session``."""
+        session = self._sessions.get(peer)
+        if session is None:
+            raise FailedPrecondition(
+                "no_session",
+                "this connection has no session: say HELLO first (again, if the broker restarted)",
+                retryable=True,
+            )
+        return session
+
+    def open(self, peer: bytes, principal: str, same_user_ipc: bool, liveness: Liveness) -> Session:
+        """A new session, or the one that the peer has already.
+
+        Raises ResourceExhausted ``too_many_sessions``.
+        """
+        known = self._sessions.get(peer)
+        if known is not None:
+            return known
+        if len(self._sessions) >= limits.SESSIONS_MAX:
+            raise ResourceExhausted(
+                "too_many_sessions",
+                f"{len(self._sessions)} clients are connected, the limit is "
+                f"{limits.SESSIONS_MAX}; close some or try again later",
+                retryable=True,
+                retry_after_ms=limits.HEARTBEAT_MS * limits.MISSED_HEARTBEATS_MAX,
+                sessions=len(self._sessions),
+                limit=limits.SESSIONS_MAX,
+            )
+        self._last += 1
+        session = Session(peer, f"{self._prefix}-{self._last}", principal, same_user_ipc, liveness)
+        self._sessions[peer] = session
+        return session
+
+    def close(self, peer: bytes) -> Session | None:
+        """Forget a session; None if there was none."""
+        return self._sessions.pop(peer, None)
+
+
+def announced_limits(config: BrokerConfig) -> dict[str, int]:
+    """WELCOME.limits: what a client can hit."""
+    return {
+        "map_bytes_max": limits.MAP_BYTES_MAX,
+        "frame_bytes_max": limits.FRAME_BYTES_MAX,
+        "name_chars_max": limits.NAME_CHARS_MAX,
+        "prompt_chars_max": limits.PROMPT_CHARS_MAX,
+        "prompt_tokens_max": limits.PROMPT_TOKENS_MAX,
+        "messages_max": limits.MESSAGES_MAX,
+        "max_tokens_max": limits.MAX_TOKENS_MAX,
+        "stop_strings_max": limits.STOP_STRINGS_MAX,
+        "stop_string_chars_max": limits.STOP_STRING_CHARS_MAX,
+        "logit_bias_max": limits.LOGIT_BIAS_MAX,
+        "n_ctx_max": limits.N_CTX_MAX,
+        "slots_max": limits.SLOTS_MAX,
+        "agents_per_principal_max": limits.AGENTS_PER_PRINCIPAL_MAX,
+        "conversations_per_agent_max": limits.CONVERSATIONS_PER_AGENT_MAX,
+        "queued_jobs_max": config.queued_jobs_max,
+        "queued_jobs_per_agent_max": config.queued_jobs_per_agent_max,
+        "stream_bytes_max": limits.STREAM_BYTES_MAX,
+        "result_keep_ms": config.result_keep_ms,
+        "orphan_ms": config.orphan_ms,
+    }

@@ -1,0 +1,81 @@
+"""Everything the broker knows (*pure*), and the effects of the event at hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from vram_conductor.broker.devices import Device
+from vram_conductor.broker.effects import Append, Effect, Log, SendClient, SendWorker
+from vram_conductor.broker.jobs import Job, JobTable
+from vram_conductor.broker.queue import JobQueue
+from vram_conductor.broker.records import Record
+from vram_conductor.broker.registry import Registry
+from vram_conductor.broker.sessions import Sessions
+from vram_conductor.broker.timers import Timers
+from vram_conductor.protocol.commands import ToWorker
+from vram_conductor.protocol.config import Config
+from vram_conductor.protocol.errors import ErrorInfo
+from vram_conductor.protocol.messages import BrokerMessage, Error
+
+MS = 1_000_000
+"""Nanoseconds of a millisecond."""
+
+WORKER_WAIT_MS = 30_000
+"""Jobs wait for an absent worker for so long; a restart takes a few seconds."""
+
+
+class State:
+    """Shared by the flows; ``now_ns`` and ``effects`` belong to the event being handled."""
+
+    def __init__(self, config: Config, broker_epoch: int, now_ns: int, version: str = "") -> None:
+        self.config = config
+        self.version = version
+        self.broker_epoch = broker_epoch
+        self.started_ns = now_ns
+        self.now_ns = now_ns
+        self.effects: list[Effect] = []
+        self.timers = Timers()
+        self.sessions = Sessions(broker_epoch)
+        self.devices: dict[str, Device] = {}
+        self.registry = Registry()
+        self.jobs = JobTable()
+        self.queue: JobQueue[Job] = JobQueue(
+            config.broker.queued_jobs_max, config.broker.queued_jobs_per_agent_max
+        )
+        self.draining = False
+        self.dispatch_due: set[str] = set()
+        """Devices for which a job may be able to leave the queue."""
+        self.admission_due: set[str] = set()
+        """Devices whose suspended agents may fit again."""
+        self._last_op = 0
+
+    def next_op(self) -> int:
+        """A fresh command number of this broker epoch."""
+        self._last_op += 1
+        return self._last_op
+
+    def in_ms(self, after_ms: int) -> int:
+        """The moment ``after_ms`` milliseconds from now."""
+        return self.now_ns + after_ms * MS
+
+    def to_client(self, peer: bytes | None, message: BrokerMessage) -> None:
+        """Send to a session; nothing happens if it is gone."""
+        if peer is not None and self.sessions.find(peer) is not None:
+            self.effects.append(SendClient(peer, message))
+
+    def fail(self, peer: bytes | None, rid: bytes, error: ErrorInfo) -> None:
+        """Send ERROR to a session."""
+        self.to_client(peer, Error(rid=rid, error=error))
+
+    def to_worker(self, peer: bytes, message: ToWorker, raw: Sequence[bytes] = ()) -> None:
+        self.effects.append(SendWorker(peer, message, list(raw)))
+
+    def append(self, record: Record) -> None:
+        """Write to the journal."""
+        self.effects.append(Append(record))
+
+    def log(
+        self, level: Literal["debug", "info", "warning", "error"], event: str, **fields: Any
+    ) -> None:
+        self.effects.append(Log(level, event, fields))
