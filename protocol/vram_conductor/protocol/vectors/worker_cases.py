@@ -50,6 +50,10 @@ Cases = dict[str, tuple[msgspec.Struct, list[bytes]]]
 
 def broker_commands() -> Cases:
     """Every message of the broker to a worker."""
+    return _links() | _agents() | _runs()
+
+
+def _links() -> Cases:
     c = commands
     return {
         "w_welcome": (c.WorkerWelcome(v=VERSION, broker_epoch=EPOCH, heartbeat_ms=2000), []),
@@ -62,6 +66,13 @@ def broker_commands() -> Cases:
         "w_no_session": (c.NoSession(), []),
         "w_refused": (c.WorkerRefused(error=ERROR), []),
         "w_pong": (c.WorkerPong(n=5), []),
+        "drain": (c.Drain(broker_epoch=EPOCH, op=10, drain_ms=10_000), []),
+    }
+
+
+def _agents() -> Cases:
+    c = commands
+    return {
         "estimate": (
             c.Estimate(broker_epoch=EPOCH, op=1, model="smollm2-135m", shape=SHAPE, n_ctx=2048),
             [],
@@ -105,8 +116,7 @@ def broker_commands() -> Cases:
         "forget": (c.Forget(broker_epoch=EPOCH, op=6, conversation=CONVERSATION), []),
         "budget": (c.Budget(broker_epoch=EPOCH, op=7, budget_bytes=0), []),
         "cancel_run": (c.CancelRun(broker_epoch=EPOCH, op=8, run_op=9), []),
-        "drain": (c.Drain(broker_epoch=EPOCH, op=10, drain_ms=10_000), []),
-    } | _runs()
+    }
 
 
 def _runs() -> Cases:
