@@ -144,11 +144,16 @@ class Conversation:
 
 
 class Residency:
-    """Everything that the worker knows to be somewhere, by key."""
+    """Everything that the worker knows to be somewhere, by key.
+
+    Attributes:
+        revision: counts changes that a report of what is where would show.
+    """
 
     def __init__(self, base_bytes: int, budget_bytes: int) -> None:
         self.base_bytes = base_bytes
         self.budget_bytes = budget_bytes
+        self.revision = 0
         self.agents: dict[AgentKey, Agent] = {}
         self.weights: dict[str, Weights] = {}
         self.pools: dict[str, PoolState] = {}

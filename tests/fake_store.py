@@ -1,0 +1,57 @@
+"""Parked states in plain memory, for tests of the worker's core; it outlives a worker."""
+
+from __future__ import annotations
+
+from vram_conductor.protocol.errors import DataLoss, ResourceExhausted
+from vram_conductor.protocol.values import ConversationKey
+from vram_conductor.worker.store import ParkedMeta
+
+
+class MemoryStore:
+    """See ``store.Store``. ``corrupt`` names the conversations whose next read fails."""
+
+    def __init__(self, capacity_bytes: int = 1 << 40) -> None:
+        self.capacity_bytes = capacity_bytes
+        self.states: dict[ConversationKey, tuple[ParkedMeta, bytes]] = {}
+        self.corrupt: set[ConversationKey] = set()
+        self.commits = 0
+        self._writing: dict[ConversationKey, bytearray] = {}
+
+    @property
+    def used_bytes(self) -> int:
+        return sum(len(blob) for _, blob in self.states.values())
+
+    def writer(self, key: ConversationKey, need_bytes: int, max_bytes: int) -> memoryview:
+        assert 0 < need_bytes <= max_bytes
+        # As with two halves: the committed state stays while the next one is written.
+        if self.used_bytes + need_bytes > self.capacity_bytes:
+            raise ResourceExhausted("arena_full", "the store is full", need_bytes=need_bytes)
+        self._writing[key] = bytearray(need_bytes)
+        return memoryview(self._writing[key])
+
+    def commit(self, meta: ParkedMeta) -> None:
+        data = bytes(self._writing.pop(meta.conversation)[: meta.payload_bytes])
+        self.states[meta.conversation] = (meta, data)
+        self.commits += 1
+
+    def meta(self, key: ConversationKey) -> ParkedMeta | None:
+        return self.states[key][0] if key in self.states else None
+
+    def read(self, key: ConversationKey) -> tuple[ParkedMeta, memoryview] | None:
+        if key in self.corrupt:
+            self.corrupt.discard(key)
+            self.delete(key)
+            raise DataLoss("state_corrupt", "checksum")
+        if key not in self.states:
+            return None
+        meta, blob = self.states[key]
+        return meta, memoryview(blob)
+
+    def delete(self, key: ConversationKey) -> None:
+        self.states.pop(key, None)
+
+    def keys(self) -> list[ConversationKey]:
+        return list(self.states)
+
+    def bytes(self, key: ConversationKey) -> int:
+        return len(self.states[key][1]) if key in self.states else 0

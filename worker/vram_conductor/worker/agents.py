@@ -1,0 +1,174 @@
+"""Agents come and go: LOAD, UNLOAD and budgets, all or nothing."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from vram_conductor.protocol.commands import Load, Unload
+from vram_conductor.protocol.values import PoolShape
+from vram_conductor.worker.job import Receipt
+from vram_conductor.worker.jobs import Jobs
+from vram_conductor.worker.mover import Mover
+from vram_conductor.worker.planner import Plan, plan_open, plan_shrink, plan_weights
+from vram_conductor.worker.residency import Agent, PoolState, Residency, Weights, pool_key
+from vram_conductor.worker.snapshot import world
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What is allocated for an agent; None: not yet."""
+
+    weights_bytes: int | None = None
+    pool_bytes: int | None = None
+    digest: str | None = None
+
+
+@dataclass(frozen=True)
+class _Before:
+    """What a failed LOAD goes back to."""
+
+    agent: Agent | None
+    want: PoolShape | None
+    want_bytes: int
+    measured: bool
+
+
+class Agents:
+    """Admits and dismisses agents."""
+
+    def __init__(
+        self, residency: Residency, jobs: Jobs, mover: Mover, clock: Callable[[], int]
+    ) -> None:
+        self._residency = residency
+        self._jobs = jobs
+        self._mover = mover
+        self._clock = clock
+
+    def load(self, command: Load, now_ns: int) -> Sizes:
+        """Admit an agent; load its weights and pool as far as that takes nothing from anybody.
+
+        Raises:
+            ConductorError: from the engine, or ``MEASURED``; nothing of the agent is left.
+        """
+        before = self._note(command)
+        key = pool_key(command.model, command.shape.kv_type)
+        try:
+            return self._bring(self._residency.pools[key], now_ns)
+        except Exception:
+            self._undo(command, before)
+            raise
+
+    def _note(self, command: Load) -> _Before:
+        residency = self._residency
+        weights = residency.weights.get(command.model)
+        if weights is None:
+            weights = Weights(command.model, command.path, command.weights_bytes)
+            residency.weights[command.model] = weights
+        elif not weights.measured:
+            weights.bytes = command.weights_bytes
+        weights.path = command.path
+        key = pool_key(command.model, command.shape.kv_type)
+        pool = residency.pools.get(key)
+        before = _Before(
+            residency.agents.get(command.agent),
+            pool.want if pool else None,
+            pool.want_bytes if pool else 0,
+            pool.measured if pool else False,
+        )
+        if pool is None:
+            pool = PoolState(key, weights, command.shape, command.pool_bytes)
+            residency.pools[key] = pool
+        self._reshape(pool, command.shape, command.pool_bytes)
+        residency.agents[command.agent] = Agent(
+            command.agent,
+            command.model,
+            command.shape.kv_type,
+            command.n_ctx,
+            command.state_bytes,
+        )
+        residency.revision += 1
+        return before
+
+    def _reshape(self, pool: PoolState, want: PoolShape, want_bytes: int) -> None:
+        """A new wanted shape; sizes that were measured for the same shape stay."""
+        if pool.shape == want:
+            pool.want_bytes, pool.measured = pool.open_bytes, True
+        elif pool.want != want or not pool.measured:
+            pool.want_bytes, pool.measured = want_bytes, False
+        pool.want = want
+
+    def _bring(self, pool: PoolState, now_ns: int) -> Sizes:
+        residency, weights = self._residency, pool.weights
+        plan = plan_weights(world(residency, self._jobs, now_ns), weights.model)
+        if not isinstance(plan, Plan):
+            log.info("weights of %s are not loaded yet: %s", weights.path, plan.reason)
+            return Sizes()
+        self._mover.carry_out(plan.moves, Receipt())
+        assert weights.handle is not None
+        digest = weights.handle.info.digest
+        if pool.shape != pool.want and not any(slot.job for slot in pool.slots):
+            opening = plan_open(world(residency, self._jobs, now_ns), pool.key, gentle=True)
+            if isinstance(opening, Plan):
+                self._mover.carry_out(opening.moves, Receipt(), reopen=pool.key)
+        fits = pool.shape == pool.want
+        return Sizes(weights.bytes, pool.open_bytes if fits else None, digest)
+
+    def _undo(self, command: Load, before: _Before) -> None:
+        residency = self._residency
+        pool = residency.pools[pool_key(command.model, command.shape.kv_type)]
+        if before.agent is None:
+            residency.agents.pop(command.agent, None)
+        else:
+            residency.agents[command.agent] = before.agent
+        if before.want is not None:
+            pool.want, pool.want_bytes = before.want, before.want_bytes
+            pool.measured = before.measured
+        self._drop_unowned(pool)
+
+    def unload(self, command: Unload) -> None:
+        """Dismiss an agent whose jobs and conversations are gone already. Idempotent."""
+        agent = self._residency.agents.pop(command.agent, None)
+        if agent is None:
+            return
+        pool = self._residency.pools[agent.pool]
+        if command.shape is not None and agent.pool in self._residency.owned_pools():
+            # A pool that is larger than wanted stays as it is until room is needed.
+            self._reshape(pool, command.shape, command.pool_bytes)
+        self._drop_unowned(pool)
+
+    def _drop_unowned(self, pool: PoolState) -> None:
+        """Free what no agent is left for."""
+        residency = self._residency
+        if pool.key not in residency.owned_pools():
+            self._mover.close_pool(pool, Receipt())
+            residency.pools.pop(pool.key, None)
+        weights = pool.weights
+        if weights.model not in residency.owned_models():
+            self._mover.unload(weights, Receipt())
+            for key in [key for key, item in residency.pools.items() if item.weights is weights]:
+                residency.pools.pop(key)
+            residency.weights.pop(weights.model, None)
+        residency.revision += 1
+
+    def disown_all(self) -> None:
+        """A new broker: it will load its agents again; what they had stays where it is."""
+        self._residency.agents.clear()
+        self._residency.revision += 1
+
+    def sweep(self) -> None:
+        """Free everything that no agent has claimed."""
+        owned = self._residency.owned_pools()
+        for pool in list(self._residency.pools.values()):
+            if pool.key not in owned:
+                self._drop_unowned(pool)
+
+    def set_budget(self, budget_bytes: int, now_ns: int) -> None:
+        """Take a new budget and get down to it; jobs that lose their place wait."""
+        self._residency.budget_bytes = budget_bytes
+        plan = plan_shrink(world(self._residency, self._jobs, now_ns))
+        if plan.moves:
+            self._mover.carry_out(plan.moves, Receipt())

@@ -1,0 +1,215 @@
+"""The worker's core: commands in, one step at a time, replies out.
+
+One object on one thread, the engine thread; it owns every object of the engine. It knows no
+sockets and no clock of its own: time comes in with each call, and ``clock`` only measures how
+long things take. Every command is answered exactly once (CANCEL_RUN: by the end of the job that
+it names); every RUN ends with exactly one RUN_DONE or FAILED.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from vram_conductor.protocol.commands import (
+    Command,
+    Parked,
+    WorkerOk,
+    WorkerWelcome,
+)
+from vram_conductor.protocol.errors import DeadlineExceeded
+from vram_conductor.worker.agents import Agents
+from vram_conductor.worker.dispatch import Dispatch, draining
+from vram_conductor.worker.ends import Ends
+from vram_conductor.worker.engine import Engine
+from vram_conductor.worker.job import Job, Receipt
+from vram_conductor.worker.jobs import Jobs
+from vram_conductor.worker.mover import Mover
+from vram_conductor.worker.outbox import Outbox, Sent
+from vram_conductor.worker.parking import Parking
+from vram_conductor.worker.report import Report, adopted, report
+from vram_conductor.worker.residency import Residency
+from vram_conductor.worker.schedule import SLICE_NS
+from vram_conductor.worker.steps import Steps
+from vram_conductor.worker.store import Store
+from vram_conductor.worker.turns import Turns
+
+UNCLAIMED_NS = 60_000_000_000
+"""How long what a former broker had loaded waits to be claimed by LOAD."""
+
+PARAMS = "unified"
+"""Fingerprint of the context parameters that a parked state depends on."""
+
+
+class Core:
+    """The engine thread's object.
+
+    Attributes:
+        residency, jobs: who is where and what is to do; read them, don't change them.
+        outbox: replies; the shell takes them after every call.
+        busy: a step is being done that should count soon (not: a model is loading).
+        drained: DRAIN has been answered; nothing more will be done.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        store: Store,
+        *,
+        worker_epoch: int,
+        clock: Callable[[], int],
+        draw_seed: Callable[[], int],
+        budget_bytes: int = 0,
+        base_bytes: int = 0,
+        batch_tokens: int = 64,
+        params: str = PARAMS,
+        slice_ns: int = SLICE_NS,
+    ) -> None:
+        """``clock``: monotonic nanoseconds. ``draw_seed``: an unsigned 32-bit seed for a job
+        that names none. ``batch_tokens``: the micro-batch, the most that one step computes."""
+        self.residency = Residency(base_bytes, budget_bytes)
+        self.jobs = Jobs()
+        self.outbox = Outbox(worker_epoch)
+        self.drained = False
+        self._store = store
+        self._stepping = False
+        self._broker_epoch: int | None = None
+        self._sweep_ns: int | None = None
+        parking = Parking(self.residency, store, engine.build, params)
+        self._mover = Mover(engine, self.residency, parking, clock)
+        self._ends = Ends(self.residency, self.jobs, parking, store, self.outbox)
+        self._agents = Agents(self.residency, self.jobs, self._mover, clock)
+        common = (self.residency, self.jobs, self._mover, parking, self._ends, self.outbox, clock)
+        self._turns = Turns(*common, draw_seed, slice_ns)
+        self._steps = Steps(*common, batch_tokens)
+        self._dispatch = Dispatch(
+            self.residency,
+            self.jobs,
+            self._agents,
+            self._ends,
+            parking,
+            store,
+            self.outbox,
+            clock,
+            draw_seed,
+        )
+        for key in sorted(store.keys()):
+            self.residency.conversation(key)
+
+    # --- for the shell ------------------------------------------------------------------------
+
+    @property
+    def steps(self) -> int:
+        """Engine steps so far."""
+        return self._steps.count
+
+    @property
+    def busy(self) -> bool:
+        return self._stepping and not self._mover.loading
+
+    @property
+    def revision(self) -> int:
+        """Changes whenever :meth:`report` would say something new."""
+        return self.residency.revision
+
+    @property
+    def swaps(self) -> int:
+        """How often a conversation's KV was moved."""
+        return self._mover.swaps
+
+    @property
+    def switches(self) -> int:
+        """How often pools or weights had to go for something else."""
+        return self._mover.switches
+
+    def take_outbox(self) -> list[Sent]:
+        """Replies since the last call."""
+        return self.outbox.take()
+
+    def report(self) -> Report:
+        """What is where."""
+        return report(self.residency, self._store, self._ends.where, self._mover.swaps)
+
+    def adopted(self) -> list[Parked]:
+        """Parked states, for READY."""
+        return adopted(self._store)
+
+    def wake_ns(self) -> int | None:
+        """When :meth:`step` has something to do though no command came; None: never."""
+        times = [job.deadline_ns for job in self.jobs if job.deadline_ns is not None]
+        times += [self._sweep_ns] if self._sweep_ns is not None else []
+        times += [drain[1]] if (drain := self._dispatch.drain) else []
+        return min(times, default=None)
+
+    # --- commands -----------------------------------------------------------------------------
+
+    def welcome(self, message: WorkerWelcome, now_ns: int) -> None:
+        """A broker answered READY. What it does not know is deleted; one that is new ends all
+        jobs, and claims with LOAD what a former one had loaded."""
+        if message.broker_epoch != self._broker_epoch:
+            for job in self.jobs:
+                self._ends.done(job, "cancelled")
+            # Nobody is left who could use what was said to the former one.
+            self.outbox.take()
+            self._agents.disown_all()
+            self._sweep_ns = now_ns + UNCLAIMED_NS
+        self._broker_epoch = message.broker_epoch
+        known = set(message.conversations)
+        for key in list(self.residency.conversations):
+            if key not in known:
+                self._dispatch.forget(key)
+
+    def handle(self, command: Command, raw: Sequence[bytes], now_ns: int) -> None:
+        """Take a command. A stale one, of another broker's life, is dropped."""
+        if self._broker_epoch in (None, command.broker_epoch):
+            self._dispatch.handle(command, raw, now_ns)
+
+    # --- work ---------------------------------------------------------------------------------
+
+    def step(self, now_ns: int) -> bool:
+        """Place jobs, then compute one batch. False if there was nothing to do."""
+        if self.drained:
+            return False
+        self._stepping = True
+        try:
+            self._expire(now_ns)
+            placed = self._turns.place(now_ns)
+            stepped = self._steps.step(now_ns)
+            self._go_on_draining(now_ns)
+            return placed or stepped
+        finally:
+            self._stepping = False
+
+    def _expire(self, now_ns: int) -> None:
+        for job in self.jobs:
+            if job.deadline_ns is not None and now_ns >= job.deadline_ns:
+                error = DeadlineExceeded(
+                    "timeout",
+                    f"not finished within {job.run.timeout_ms} ms; {job.generated} tokens were "
+                    "generated; allow more time or ask for fewer tokens",
+                    timeout_ms=job.run.timeout_ms,
+                    generated_tokens=job.generated,
+                    waiting=self.why_waiting(job),
+                )
+                self._ends.failed(job, error)
+        if self._sweep_ns is not None and now_ns >= self._sweep_ns:
+            self._sweep_ns = None
+            self._agents.sweep()
+
+    def why_waiting(self, job: Job) -> str:
+        """``slots``, ``cells``, ``bytes``, ``budget``; empty if it is not known to wait."""
+        blocked = self._turns.blocked.get(job.seq)
+        return blocked.reason if blocked else ""
+
+    def _go_on_draining(self, now_ns: int) -> None:
+        """Once nothing runs, or it has run for long enough: park everything and answer."""
+        if self._dispatch.drain is None:
+            return
+        command, deadline_ns = self._dispatch.drain
+        if len(self.jobs) and now_ns < deadline_ns:
+            return
+        for job in self.jobs:
+            self._ends.failed(job, draining())
+        for pool in self.residency.pools.values():
+            self._mover.close_pool(pool, Receipt())
+        self.drained = True
+        self.outbox.reply(WorkerOk, command)

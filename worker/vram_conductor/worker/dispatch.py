@@ -1,0 +1,192 @@
+"""Commands of the broker, one method each; each is answered exactly once."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+from vram_conductor.protocol.commands import (
+    Budget,
+    CancelRun,
+    Command,
+    Drain,
+    Failed,
+    Forget,
+    Load,
+    Loaded,
+    Run,
+    Unload,
+    WorkerOk,
+)
+from vram_conductor.protocol.errors import FailedPrecondition, NotFound, Unavailable
+from vram_conductor.protocol.values import ConversationKey
+from vram_conductor.worker.agents import Agents
+from vram_conductor.worker.ends import Ends
+from vram_conductor.worker.intake import take_transcript
+from vram_conductor.worker.job import Job
+from vram_conductor.worker.jobs import Jobs
+from vram_conductor.worker.outbox import Outbox, info_of
+from vram_conductor.worker.parking import Parking
+from vram_conductor.worker.prepare import prepare
+from vram_conductor.worker.residency import Residency
+from vram_conductor.worker.store import Store
+
+log = logging.getLogger(__name__)
+
+
+def draining() -> Unavailable:
+    """Why a job that could run elsewhere, or later, does not run here."""
+    return Unavailable(
+        "worker_draining", "this worker is leaving; the job can run again", retryable=True
+    )
+
+
+class Dispatch:
+    """Takes commands.
+
+    Attributes:
+        drain: the DRAIN that is being done, and when it gives up waiting.
+    """
+
+    def __init__(
+        self,
+        residency: Residency,
+        jobs: Jobs,
+        agents: Agents,
+        ends: Ends,
+        parking: Parking,
+        store: Store,
+        outbox: Outbox,
+        clock: Callable[[], int],
+        draw_seed: Callable[[], int],
+    ) -> None:
+        self._residency = residency
+        self._jobs = jobs
+        self._agents = agents
+        self._ends = ends
+        self._parking = parking
+        self._store = store
+        self._outbox = outbox
+        self._clock = clock
+        self._draw_seed = draw_seed
+        self.drain: tuple[Drain, int] | None = None
+
+    def handle(self, command: Command, raw: Sequence[bytes], now_ns: int) -> None:
+        """Take a command; whatever goes wrong is its own FAILED."""
+        try:
+            self._dispatch(command, raw, now_ns)
+        except Exception as error:
+            info = info_of(error)
+            if info.reason == "internal_error":
+                log.error("%s failed", type(command).__name__, exc_info=error)
+            job = command.job if isinstance(command, Run) else 0
+            self._outbox.reply(Failed, command, error=info, job=job)
+
+    def _dispatch(self, command: Command, raw: Sequence[bytes], now_ns: int) -> None:
+        match command:
+            case Run():
+                self._run(command, raw, now_ns)
+                return
+            case CancelRun():
+                job = self._jobs.find(command.broker_epoch, command.run_op)
+                if job is not None:
+                    self._ends.done(job, "cancelled")
+                return
+            case Load():
+                self._load(command, now_ns)
+                return
+            case Drain():
+                self._start_drain(command, now_ns)
+                return
+            case Unload():
+                self._unload(command, now_ns)
+            case Forget():
+                self.forget(command.conversation)
+            case Budget():
+                self._agents.set_budget(command.budget_bytes, now_ns)
+            case _:
+                raise FailedPrecondition(
+                    "unexpected_command", f"{type(command).__name__} is not for the engine"
+                )
+        self._outbox.reply(WorkerOk, command)
+
+    def _load(self, command: Load, now_ns: int) -> None:
+        self._refuse_while_draining()
+        self._agents.set_budget(command.budget_bytes, now_ns)
+        begin = self._clock()
+        sizes = self._agents.load(command, now_ns)
+        self._outbox.reply(
+            Loaded,
+            command,
+            weights_bytes=sizes.weights_bytes,
+            pool_bytes=sizes.pool_bytes,
+            digest=sizes.digest,
+            ms=(self._clock() - begin) / 1e6,
+        )
+
+    def _unload(self, command: Unload, now_ns: int) -> None:
+        for job in self._jobs.of_agent(command.agent):
+            self._ends.done(job, "cancelled")
+        for conversation in self._residency.of_agent(command.agent):
+            self.forget(conversation.key)
+        self._agents.unload(command)
+        if command.budget_bytes:
+            # 0 is what the field is when it is left out; a budget of 0 comes with BUDGET.
+            self._agents.set_budget(command.budget_bytes, now_ns)
+
+    def forget(self, key: ConversationKey) -> None:
+        """Forget a conversation and its states; its job ends. Idempotent."""
+        job = self._jobs.of_conversation(key)
+        if job is not None:
+            self._ends.done(job, "cancelled")
+        conversation = self._residency.conversations.pop(key, None)
+        if conversation is not None and conversation.slot and conversation.pool:
+            self._parking.release(conversation.pool, conversation.slot)
+        self._store.delete(key)
+        self._residency.revision += 1
+
+    def _run(self, command: Run, raw: Sequence[bytes], now_ns: int) -> None:
+        self._refuse_while_draining()
+        if self._jobs.find(command.broker_epoch, command.op) is not None:
+            log.warning("op %d came twice; the second is ignored", command.op)
+            return
+        key = command.conversation
+        agent = self._residency.agents.get(key.agent_key)
+        if agent is None:
+            raise NotFound(
+                "unknown_agent",
+                f"{key.agent_key} is not loaded on this worker; load it first",
+                retryable=True,
+            )
+        if self._jobs.of_conversation(key) is not None:
+            raise FailedPrecondition(
+                "conversation_busy", f"{key} has a running job; wait for it, or cancel it"
+            )
+        conversation = self._residency.conversation(key)
+        take_transcript(conversation.transcript, command, raw)
+        timeout_ms = command.timeout_ms
+        job = Job(
+            run=command,
+            seq=self._jobs.next_seq(),
+            agent=agent,
+            conversation=conversation,
+            pool=self._residency.pools[agent.pool],
+            waiting_ns=now_ns,
+            deadline_ns=None if timeout_ms is None else now_ns + timeout_ms * 1_000_000,
+        )
+        if job.pool.weights.handle is not None:
+            # Bad input is refused at once, whatever the queue looks like.
+            prepare(job, self._draw_seed)
+        conversation.used_ns = now_ns
+        self._jobs.add(job)
+
+    def _refuse_while_draining(self) -> None:
+        if self.drain is not None:
+            raise draining()
+
+    def _start_drain(self, command: Drain, now_ns: int) -> None:
+        self._refuse_while_draining()
+        self.drain = (command, now_ns + command.drain_ms * 1_000_000)
+        for job in self._jobs.waiting():
+            if not job.announced:
+                self._ends.failed(job, draining())

@@ -1,0 +1,269 @@
+"""KV between slots and the store: park, and bring back as much as is right.
+
+Whatever goes wrong here costs time, never a conversation: the slot ends up empty, the reason is
+kept, and the job computes its prompt again from the transcript.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+from vram_conductor.protocol.errors import ConductorError
+from vram_conductor.worker.engine import Pool, Tokens
+from vram_conductor.worker.outbox import info_of
+from vram_conductor.worker.residency import Conversation, PoolState, Residency, Slot
+from vram_conductor.worker.store import ParkedMeta, Store, tokens_hash
+from vram_conductor.worker.tape import common_prefix
+
+log = logging.getLogger(__name__)
+
+_FULL = {"arena_full", "disk_full"}
+
+
+@dataclass(frozen=True)
+class Reuse:
+    """What a slot holds of the work after :meth:`Parking.resume`.
+
+    Attributes:
+        tokens: so many of the work's first tokens have KV.
+        restored: it came from the store.
+        bytes: size of what was put back.
+        reason: why it is less than it could be; empty if nothing was lost on the way.
+    """
+
+    tokens: int = 0
+    restored: bool = False
+    bytes: int = 0
+    reason: str = ""
+
+
+class Parking:
+    """Moves states. ``build`` and ``params`` are part of their identity."""
+
+    def __init__(self, residency: Residency, store: Store, build: str, params: str) -> None:
+        self._residency = residency
+        self._store = store
+        self._build = build
+        self._params = params
+
+    # --- out ----------------------------------------------------------------------------------
+
+    def park(self, pool: PoolState, slot: Slot) -> int:
+        """Make sure that the store holds what the slot holds, or better; returns the bytes
+        written. Errors are logged and kept as the conversation's ``lost``."""
+        conversation = slot.conversation
+        if conversation is None or len(slot.tape) == 0 or slot.clean or not pool.handle:
+            return 0
+        if self._has_better(conversation, pool, slot):
+            return 0
+        try:
+            written = self._write(conversation, pool, pool.handle, slot)
+        except Exception as error:
+            info = info_of(error)
+            bug = error if info.reason == "internal_error" else None
+            log.warning("%s is not parked: %s", conversation.key, info.message, exc_info=bug)
+            conversation.lost = f"not_parked: {info.reason}"
+            return 0
+        conversation.lost = ""
+        slot.clean = True
+        return written
+
+    def _has_better(self, conversation: Conversation, pool: PoolState, slot: Slot) -> bool:
+        """Whether the parked state covers at least as much of what comes next as the slot."""
+        work = slot.job.work if slot.job else conversation.transcript.ids
+        parked = self._parked_ids(conversation, pool, work.view())
+        if parked is None:
+            return False
+        useful = common_prefix(slot.tape.view(), work.view())
+        return common_prefix(parked, work.view()) == len(parked) >= useful
+
+    def _write(self, conversation: Conversation, pool: PoolState, handle: Pool, slot: Slot) -> int:
+        key = conversation.key
+        need = handle.state_bytes(slot.index)
+        agent = self._residency.agents.get(key.agent_key)
+        largest = max(need, agent.state_bytes if agent else 0)
+        view = self._writer(conversation, need, largest)
+        try:
+            written = handle.get_state(slot.index, view)
+        finally:
+            view.release()
+        ids = slot.tape.ids()
+        self._store.commit(self._meta(conversation, pool, ids, written))
+        conversation.parked_ids = ids
+        return written
+
+    def _meta(
+        self, conversation: Conversation, pool: PoolState, ids: Tokens, payload_bytes: int
+    ) -> ParkedMeta:
+        return ParkedMeta(
+            conversation=conversation.key,
+            model=pool.weights.model,
+            build=self._build,
+            kv_type=pool.want.kv_type,
+            params=self._params,
+            tokens_hash=tokens_hash(ids),
+            n_tokens=len(ids),
+            payload_bytes=payload_bytes,
+        )
+
+    def _writer(self, conversation: Conversation, need: int, largest: int) -> memoryview:
+        """Where the store is full, the agent's own older conversations make room: nobody else's
+        ever do."""
+        key = conversation.key
+        older = [
+            other
+            for other in self._residency.of_agent(key.agent_key)
+            if other is not conversation and self._store.meta(other.key)
+        ]
+        while True:
+            try:
+                return self._store.writer(key, need, largest)
+            except ConductorError as error:
+                if error.reason not in _FULL or not older:
+                    raise
+                self._give_up(older.pop(0), f"not_parked: {error.reason}")
+
+    def _give_up(self, conversation: Conversation, reason: str) -> None:
+        self.discard(conversation)
+        if conversation.slot is not None:
+            conversation.slot.clean = False
+        else:
+            conversation.lost = reason
+
+    def discard(self, conversation: Conversation) -> None:
+        """Delete the parked state. Idempotent."""
+        self._store.delete(conversation.key)
+        conversation.parked_ids = None
+
+    # --- back ---------------------------------------------------------------------------------
+
+    def resume(
+        self, conversation: Conversation, pool: PoolState, slot: Slot, work: Tokens
+    ) -> Reuse:
+        """Let ``slot`` hold KV of the longest right prefix of ``work``, shorter than ``work``.
+
+        The conversation is in ``slot`` already, or in none and ``slot`` is empty.
+        """
+        assert pool.handle is not None
+        if conversation.slot is None:
+            assert slot.conversation is None
+            slot.conversation, conversation.slot, conversation.pool = conversation, slot, pool
+        held = min(common_prefix(slot.tape.view(), work), len(work) - 1)
+        parked = self._parked_ids(conversation, pool, work)
+        offered = 0 if parked is None else min(common_prefix(parked, work), len(work) - 1)
+        reason = conversation.lost
+        if held and held >= offered:
+            if self._truncate(pool, slot, held):
+                return Reuse(held, reason=reason)
+            reason = self._rollback_reason(pool)
+            if parked is not None and len(parked) >= len(slot.tape):
+                offered = 0
+        self.clear(pool, slot)
+        if parked is None:
+            if self._store.meta(conversation.key) is not None:
+                self.discard(conversation)
+                reason = reason or "state_mismatch"
+            return Reuse(reason=reason or "state_missing")
+        if offered == 0 or (self._never_rolls_back(pool) and offered < len(parked)):
+            return Reuse(reason=reason or self._rollback_reason(pool))
+        return self._restore(conversation, pool, slot, parked, offered, reason)
+
+    def _restore(
+        self,
+        conversation: Conversation,
+        pool: PoolState,
+        slot: Slot,
+        parked: Tokens,
+        offered: int,
+        reason: str,
+    ) -> Reuse:
+        assert pool.handle is not None
+        try:
+            found = self._store.read(conversation.key)
+            if found is None:
+                return Reuse(reason="state_missing")
+            meta, view = found
+            try:
+                pool.handle.set_state(slot.index, view)
+            finally:
+                view.release()
+        except Exception as error:
+            # A failed restore may leave a part behind: the slot is emptied in any case.
+            info = info_of(error)
+            bug = error if info.reason == "internal_error" else None
+            log.warning("%s is not restored: %s", conversation.key, info.message, exc_info=bug)
+            self.clear(pool, slot)
+            self.discard(conversation)
+            known = info.reason in ("state_corrupt", "state_failed")
+            return Reuse(reason=info.reason if known else "state_failed")
+        slot.tape.replace(parked)
+        slot.clean = True
+        if not self._truncate(pool, slot, offered):
+            self.clear(pool, slot)
+            return Reuse(bytes=meta.payload_bytes, reason=self._rollback_reason(pool))
+        return Reuse(offered, restored=True, bytes=meta.payload_bytes, reason=reason)
+
+    def _parked_ids(
+        self, conversation: Conversation, pool: PoolState, work: Tokens
+    ) -> Tokens | None:
+        """Ids of the parked state if it is of this very model, build and context, and its tokens
+        are known; an adopted state's are, where they begin the work or the transcript."""
+        meta = self._store.meta(conversation.key)
+        if meta is None:
+            return None
+        if conversation.parked_ids is not None:
+            candidates = [conversation.parked_ids]
+        else:
+            record = conversation.transcript.ids.view()
+            candidates = [ids[: meta.n_tokens] for ids in (work, record)]
+        for ids in candidates:
+            if len(ids) == meta.n_tokens:
+                ours = self._meta(conversation, pool, ids, meta.payload_bytes)
+                if ours == meta:
+                    return ids
+        return None
+
+    # --- slots --------------------------------------------------------------------------------
+
+    def clear(self, pool: PoolState, slot: Slot) -> None:
+        """Empty the sequence; the conversation keeps the slot."""
+        if pool.handle:
+            pool.handle.truncate(slot.index, 0)
+        slot.tape.truncate(0)
+        slot.clean = False
+
+    def release(self, pool: PoolState, slot: Slot) -> None:
+        """Empty the sequence and the slot."""
+        self.clear(pool, slot)
+        if slot.conversation is not None:
+            slot.conversation.slot = slot.conversation.pool = None
+            slot.conversation = None
+
+    def roll_back(self, conversation: Conversation) -> None:
+        """A job was stopped before its first token: leave in the slot only what is of the
+        transcript. What can't be rolled back goes; the checkpoint, if any, is still there."""
+        pool, slot = conversation.pool, conversation.slot
+        if pool is None or slot is None:
+            return
+        record = conversation.transcript.ids.view()
+        keep = common_prefix(slot.tape.view(), record)
+        if keep == 0 or not self._truncate(pool, slot, keep):
+            self.release(pool, slot)
+
+    def _truncate(self, pool: PoolState, slot: Slot, keep: int) -> bool:
+        assert pool.handle is not None
+        if keep == len(slot.tape):
+            return True
+        if not pool.handle.truncate(slot.index, keep):
+            return False
+        slot.tape.truncate(keep)
+        slot.clean = False
+        return True
+
+    def _never_rolls_back(self, pool: PoolState) -> bool:
+        handle = pool.weights.handle
+        return handle is not None and handle.info.rollback == "none"
+
+    def _rollback_reason(self, pool: PoolState) -> str:
+        return "rollback_recurrent" if self._never_rolls_back(pool) else "rollback_window"

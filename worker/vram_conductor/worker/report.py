@@ -1,0 +1,71 @@
+"""What is really where, for RESIDENCY and READY. *Pure.*"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from vram_conductor.protocol.commands import Parked, Place
+from vram_conductor.protocol.values import Line
+from vram_conductor.worker.residency import Conversation, Residency
+from vram_conductor.worker.store import Store
+
+Where = Literal["slot", "parked", "absent"]
+
+
+@dataclass(frozen=True)
+class Report:
+    """The core's part of RESIDENCY; the shell adds epochs, ``seq`` and the memory sample."""
+
+    lines: list[Line]
+    host_lines: list[Line]
+    places: list[Place]
+    swaps: int
+    own_bytes: int
+
+
+def report(
+    residency: Residency, store: Store, where: Callable[[Conversation], Where], swaps: int
+) -> Report:
+    """The picture now. Keys are the ledger's."""
+    lines = [Line("base", residency.base_bytes)]
+    for model, weights in residency.weights.items():
+        if weights.handle is not None:
+            lines.append(Line(f"weights:{model}", weights.bytes, detail=weights.path))
+    for key, pool in residency.pools.items():
+        if pool.shape is not None:
+            detail = f"{pool.shape.cells} cells, {pool.shape.slots} slots"
+            lines.append(Line(f"pool:{key}", pool.open_bytes, detail=detail))
+            if pool.weights.scratch_bytes:
+                line = Line(f"scratch:{pool.weights.model}", pool.weights.scratch_bytes)
+                lines += [] if line in lines else [line]
+    host_lines = [Line(f"parked:{key}", store.bytes(key)) for key in sorted(store.keys())]
+    places = [
+        _place(conversation, store, where(conversation))
+        for conversation in residency.conversations.values()
+    ]
+    return Report(lines, host_lines, places, swaps, residency.resident_bytes())
+
+
+def _place(conversation: Conversation, store: Store, where: Where) -> Place:
+    meta = store.meta(conversation.key)
+    tokens = meta.n_tokens if meta else 0
+    if where == "slot" and conversation.slot is not None:
+        tokens = len(conversation.slot.tape)
+    return Place(
+        conversation=conversation.key,
+        where=where,
+        n_tokens=tokens,
+        parked_bytes=store.bytes(conversation.key),
+    )
+
+
+def adopted(store: Store) -> list[Parked]:
+    """The states that READY lists."""
+    metas = [(key, store.meta(key)) for key in sorted(store.keys())]
+    return [
+        Parked(conversation=key, model=meta.model, n_tokens=meta.n_tokens, bytes=meta.payload_bytes)
+        for key, meta in metas
+        if meta is not None
+    ]

@@ -1,0 +1,70 @@
+"""Frozen views of the residency for the planner. *Pure.*"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from vram_conductor.worker.jobs import Jobs
+from vram_conductor.worker.residency import PoolState, Residency, Slot
+from vram_conductor.worker.world import PoolView, SlotView, WeightsView, World
+
+
+def world(
+    residency: Residency,
+    jobs: Jobs,
+    now_ns: int,
+    *,
+    frozen_pools: Collection[str] = (),
+    frozen_jobs: Collection[int] = (),
+) -> World:
+    """Everything as it is now. ``frozen_jobs`` by ``seq``."""
+    owned_models, owned_pools = residency.owned_models(), residency.owned_pools()
+    pools = {}
+    needed: dict[str, int] = {}
+    for key, pool in residency.pools.items():
+        count = len(jobs.in_pool(key))
+        model = pool.weights.model
+        needed[model] = needed.get(model, 0) + count
+        pools[key] = PoolView(
+            key,
+            model,
+            want=pool.want,
+            want_bytes=pool.want_bytes,
+            shape=pool.shape,
+            open_bytes=pool.open_bytes,
+            jobs=count,
+            busy=any(slot.job for slot in pool.slots),
+            frozen=key in frozen_pools,
+            owned=key in owned_pools,
+            used_ns=pool.used_ns,
+            cost_ms=pool.open_ms,
+            slots=tuple(_slot(pool, slot, frozen_jobs) for slot in pool.slots),
+        )
+    weights = {
+        model: WeightsView(
+            model,
+            item.bytes,
+            scratch_bytes=item.scratch_bytes,
+            resident=item.handle is not None,
+            jobs=needed.get(model, 0),
+            owned=model in owned_models,
+            used_ns=item.used_ns,
+            cost_ms=item.load_ms,
+        )
+        for model, item in residency.weights.items()
+    }
+    return World(now_ns, residency.budget_bytes, residency.base_bytes, weights, pools)
+
+
+def _slot(pool: PoolState, slot: Slot, frozen_jobs: Collection[int]) -> SlotView:
+    job = slot.job
+    return SlotView(
+        slot.index,
+        conversation=slot.conversation.key if slot.conversation else None,
+        cells=job.cells if job else len(slot.tape),
+        clean=slot.clean,
+        busy=job is not None,
+        frozen=job is not None and job.seq in frozen_jobs,
+        used_ns=slot.used_ns,
+        order=(job.run.priority, -job.seq) if job else (0, 0),
+    )
