@@ -13,12 +13,6 @@ import threading
 from pathlib import Path
 from typing import Any
 
-# libgomp's threads wait for each other by spinning, 300,000 times by default. Where something else
-# runs on the same cores, the spinning takes the time slice from the thread that is waited for:
-# measured 0.8 instead of 33 tokens/s with two threads on two busy cores. libgomp reads this once,
-# when it is loaded.
-os.environ.setdefault("GOMP_SPINCOUNT", "1000")
-
 import llama_cpp
 from llama_cpp import llama_cpp as ll
 
