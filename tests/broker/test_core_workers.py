@@ -1,0 +1,608 @@
+"""Workers in the core: fencing, loss, restart, two for one device, broker restart, drain."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from scripted_worker import MIB, MODELS, MS, Bench, Client, ScriptedWorker, config_of
+
+from vram_conductor.broker.events import WorkerBad
+from vram_conductor.broker.records import AgentRegistered, ConversationCommitted, WorkerEpochSeen
+from vram_conductor.protocol import commands as c
+from vram_conductor.protocol import messages as m
+from vram_conductor.protocol.config import DeviceConfig
+from vram_conductor.protocol.errors import LEDGER_DENY, Code, InvalidArgument
+from vram_conductor.protocol.status import AgentStatus, DeviceStatus
+from vram_conductor.protocol.values import ConversationKey, Line, Memory
+
+MAIN = ConversationKey("local", "coder", "main")
+
+
+def setup(*agents: str, **broker: Any) -> tuple[Bench, ScriptedWorker, Client]:
+    bench = Bench(config_of(**broker))
+    worker = bench.worker()
+    client = bench.client()
+    for agent in agents or ("coder",):
+        client.ok(client.register(agent))
+    return bench, worker, client
+
+
+def agent(bench: Bench, name: str = "coder") -> AgentStatus:
+    return next(a for a in bench.core.report(bench.now_ns).agents if a.agent == name)
+
+
+def device(bench: Bench) -> DeviceStatus:
+    return bench.core.report(bench.now_ns).devices[0]
+
+
+def run_once(worker: ScriptedWorker, client: Client, name: str = "coder") -> None:
+    rid = client.decode(name, continue_=True)
+    worker.finish(worker.job(name))
+    client.done(rid)
+
+
+# --- READY ------------------------------------------------------------------------------------
+
+
+def test_ready_is_welcomed_with_the_budget_and_what_is_known() -> None:
+    bench = Bench()
+    worker = bench.worker(base_bytes=10 * MIB)
+    assert worker.welcome is not None
+    assert worker.welcome.broker_epoch == 100
+    assert worker.welcome.conversations == []
+    assert worker.all(c.Budget)[0].budget_bytes == 1024 * MIB
+    assert WorkerEpochSeen(device="cpu", worker_epoch=1) in bench.records
+    status = device(bench)
+    assert status.promised.promised_bytes == 10 * MIB
+    assert status.worker is not None
+    assert status.worker.worker_epoch == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"v": (2, 0)}, "unsupported_version"),
+        ({"base_bytes": -1}, "bad_bytes"),
+        ({"host_total_bytes": -1}, "bad_bytes"),
+    ],
+)
+def test_unacceptable_worker_is_refused_with_the_reason(
+    changes: dict[str, Any], reason: str
+) -> None:
+    bench = Bench()
+    worker = bench.worker(ready=False)
+    worker.ready(**changes)
+    assert worker.refused is not None
+    assert worker.refused.reason == reason
+    assert worker.welcome is None
+
+
+def test_worker_of_an_unknown_or_another_kind_of_device_is_refused() -> None:
+    bench = Bench()
+    stray = bench.worker("cuda:3", kind="cuda")
+    assert stray.refused is not None
+    assert stray.refused.reason == "no_such_device"
+    wrong = bench.worker("cpu", kind="cuda", epoch=2)
+    assert wrong.refused is not None
+    assert wrong.refused.reason == "wrong_device_kind"
+
+
+def test_any_device_is_taken_where_none_is_configured() -> None:
+    bench = Bench(msgspec.structs.replace(config_of(), device=[]))
+    bench.worker("cuda:0", kind="cuda")
+    client = bench.client()
+    assert client.ok(client.register("coder"))["device"] == "cuda:0"
+
+
+def test_stranger_is_told_to_say_ready() -> None:
+    bench = Bench()
+    worker = bench.worker(ready=False)
+    worker.ping()
+    assert worker.received == [c.NoSession()]
+    bench.post(WorkerBad(worker.peer, InvalidArgument("bad_message", "junk")))
+    assert worker.received == [c.NoSession()]
+
+
+def test_ping_is_answered_and_shows_the_work_loop() -> None:
+    bench, worker, _client = setup()
+    worker.say(c.WorkerPing(n=9, steps=42, busy=True))
+    assert c.WorkerPong(n=9) in worker.received
+    status = device(bench).worker
+    assert status is not None
+    assert (status.steps, status.busy) == (42, True)
+
+
+# --- two workers ------------------------------------------------------------------------------
+
+
+def test_restarted_worker_gets_the_device_as_soon_as_the_old_one_is_known_dead() -> None:
+    bench, old, client = setup()
+    old.dead = True
+    new = bench.worker(epoch=2)
+    assert new.welcome is None
+    assert new.refused is None
+    # The probe makes the transport find out.
+    bench.kill(old)
+    assert new.welcome is not None
+    client.ok(client.register("second"))
+
+
+def test_restarted_worker_gets_the_device_when_the_old_one_stays_silent() -> None:
+    bench, old, _client = setup()
+    old.dead = True
+    new = bench.worker(epoch=2)
+    bench.advance(7_000, alive=False)
+    assert new.welcome is not None
+    assert agent(bench).state == "ready"
+
+
+def test_second_worker_of_a_served_device_is_sent_away() -> None:
+    bench, old, client = setup()
+    new = bench.worker(epoch=2)
+    # What was on its way before proves nothing.
+    old.ping()
+    assert new.refused is None
+    bench.now_ns += 1_500 * MS
+    old.ping()
+    assert new.refused is not None
+    assert new.refused.reason == "device_taken"
+    assert new.refused.details["pid"] == 1001
+    run_once(old, client)
+
+
+def test_older_worker_of_a_served_device_is_sent_away_at_once() -> None:
+    bench = Bench()
+    bench.worker(epoch=5)
+    zombie = bench.worker(epoch=4)
+    assert zombie.refused is not None
+
+
+def test_worker_with_a_clock_set_back_waits_and_is_accepted() -> None:
+    bench, worker, _client = setup()
+    bench.kill(worker)
+    old = bench.worker(epoch=0)
+    assert old.welcome is None
+    bench.advance(7_000, alive=False)
+    assert old.welcome is not None
+
+
+def test_zombie_loses_to_the_younger_worker() -> None:
+    bench, worker, _client = setup()
+    bench.kill(worker)
+    zombie = bench.worker(epoch=0)
+    young = bench.worker(epoch=2)
+    assert young.welcome is not None
+    assert zombie.refused is not None
+    assert zombie.refused.reason == "stale_worker"
+
+
+def test_reconnected_worker_starts_afresh_and_stops_what_was_lost() -> None:
+    bench, worker, client = setup()
+    rid = client.decode("coder")
+    lost_op = worker.job("coder").run.op
+    again = bench.worker(epoch=1, peer=b"other-connection")
+    assert again.welcome is not None
+    assert again.cancelled() == [lost_op]
+    assert again.all(c.Load)
+    worker.finish(worker.job("coder"), "from the old connection")
+    assert client.text(rid) == ""
+    again.finish(again.job("coder"))
+    client.done(rid)
+
+
+# --- loss and restart -------------------------------------------------------------------------
+
+
+def test_worker_restart_loads_its_agents_again_within_the_ledger() -> None:
+    bench, old, client = setup("coder", "writer")
+    run_once(old, client)
+    before = device(bench).promised
+    bench.kill(old)
+    assert {agent(bench, name).state for name in ("coder", "writer")} == {"waiting"}
+    assert device(bench).promised == before
+    new = bench.worker(epoch=2)
+    assert new.welcome is not None
+    assert new.welcome.conversations == [MAIN]
+    assert [load.agent.agent for load in new.all(c.Load)] == ["coder", "writer"]
+    # Their bytes were promised all the time: nothing needs to be asked.
+    assert not new.all(c.Estimate)
+    assert device(bench).promised == before
+    rid = client.decode("coder", continue_=True)
+    assert new.all(c.Run)[0].n_raw == 1
+    assert new.job("coder").transcript == [1, 2, 3, 7, 8]
+    new.finish(new.job("coder"))
+    assert client.done(rid).state_version == 2
+
+
+def test_job_without_a_released_token_is_retried_by_the_next_worker() -> None:
+    bench, old, client = setup()
+    rid = client.decode("coder")
+    behind = client.decode("coder")
+    old.start(old.job("coder"))
+    old.tokens(old.job("coder"), "", [10])
+    bench.kill(old)
+    assert client.silent(rid)
+    new = bench.worker(epoch=2)
+    assert [run.job for run in new.all(c.Run)] == [1]
+    assert new.job("coder").transcript == []
+    new.finish(new.job("coder"), "again")
+    assert client.text(rid) == "again"
+    assert client.done(rid).state_version == 1
+    new.finish(new.job("coder"))
+    assert client.done(behind).state_version == 2
+
+
+def test_job_with_a_released_token_ends_and_its_tokens_stay() -> None:
+    bench, old, client = setup()
+    rid = client.decode("coder")
+    old.start(old.job("coder"), [1])
+    old.tokens(old.job("coder"), "a", [10])
+    bench.kill(old)
+    error = client.error(rid)
+    assert (error.code, error.reason, error.retryable) == (Code.UNAVAILABLE, "worker_lost", True)
+    assert error.details["generated_tokens"] == 1
+    assert bench.records[-1] == ConversationCommitted(
+        conversation=MAIN, version=1, keep=0, ids=bytes([1, 0, 0, 0, 10, 0, 0, 0])
+    )
+
+
+def test_token_held_back_by_credit_was_not_released() -> None:
+    bench, old, client = setup()
+    rid = client.decode("coder", window=0)
+    old.start(old.job("coder"))
+    old.tokens(old.job("coder"), "a", [10])
+    bench.kill(old)
+    new = bench.worker(epoch=2)
+    new.finish(new.job("coder"), "b")
+    client.send(m.Credit(rid=rid, ack=0, upto=9))
+    assert client.text(rid) == "b"
+    client.done(rid)
+
+
+def test_retries_are_bounded() -> None:
+    bench, worker, client = setup()
+    rid = client.decode("coder")
+    for epoch in (2, 3):
+        bench.kill(worker)
+        worker = bench.worker(epoch=epoch)
+        assert client.silent(rid)
+        worker.job("coder")
+    bench.kill(worker)
+    error = client.error(rid)
+    assert (error.reason, error.details["attempts"]) == ("worker_lost", 3)
+
+
+def test_stopped_job_is_not_retried() -> None:
+    bench, worker, client = setup()
+    rid = client.decode("coder")
+    client.send(m.Cancel(rid=rid))
+    bench.kill(worker)
+    assert client.error(rid).code == Code.CANCELLED
+    assert not bench.worker(epoch=2).all(c.Run)
+
+
+def test_output_of_a_stale_attempt_is_dropped() -> None:
+    bench, old, client = setup()
+    rid = client.decode("coder")
+    stale = old.job("coder")
+    bench.kill(old)
+    new = bench.worker(epoch=2)
+    fresh = new.job("coder")
+    old.dead = False
+    # The old process was not dead after all: its connection and its epoch are.
+    old.start(stale)
+    old.tokens(stale, "stale", [66])
+    new.reply(stale.run, c.Started, [b""], job=1, keep=0)
+    new.say(
+        c.RunTokens(
+            broker_epoch=100, op=fresh.run.op, worker_epoch=1, job=1, text="stale", ids=[66]
+        )
+    )
+    new.say(
+        c.RunTokens(broker_epoch=99, op=fresh.run.op, worker_epoch=2, job=1, text="stale", ids=[66])
+    )
+    new.finish(fresh, "fresh")
+    assert client.text(rid) == "fresh"
+    client.done(rid)
+
+
+def test_jobs_wait_for_an_absent_worker_and_not_for_ever() -> None:
+    bench, worker, client = setup()
+    bench.kill(worker)
+    early = client.decode("coder")
+    brief = client.decode("coder", conversation="side", queue_ms=1000)
+    bench.advance(2_000)
+    assert client.error(brief).reason == "queue_timeout"
+    bench.advance(29_000)
+    error = client.error(early)
+    assert (error.code, error.reason) == (Code.UNAVAILABLE, "no_worker")
+    assert client.error(client.decode("coder")).reason == "no_worker"
+    new = bench.worker(epoch=2)
+    run_once(new, client)
+
+
+def test_silent_worker_is_lost() -> None:
+    bench, worker, _client = setup()
+    worker.dead = True
+    bench.advance(7_000)
+    assert device(bench).worker is None
+    assert agent(bench).state == "waiting"
+
+
+def test_worker_that_leaves_gives_its_jobs_back() -> None:
+    bench, worker, client = setup()
+    rid = client.decode("coder")
+    worker.say(c.WorkerBye(worker_epoch=1))
+    new = bench.worker(epoch=2)
+    new.finish(new.job("coder"))
+    client.done(rid)
+
+
+def test_agent_that_cannot_be_loaded_again_is_suspended_and_comes_back_when_asked() -> None:
+    bench, worker, client = setup("coder", "writer")
+    bench.kill(worker)
+    waiting = client.decode("coder")
+    new = bench.worker(epoch=2, ready=False)
+    new.auto -= {c.Load}
+    new.ready()
+    coder, writer = list(new.held)
+    new.fail(coder, Code.INTERNAL, "load_failed", "bad sector")
+    new.answer(writer)
+    assert client.error(waiting).reason == "load_failed"
+    status = agent(bench)
+    assert status.state == "suspended"
+    assert status.reason is not None
+    assert status.reason.reason == "load_failed"
+    assert agent(bench, "writer").state == "ready"
+    assert client.error(client.decode("coder")).reason == "load_failed"
+    new.auto.add(c.Load)
+    assert client.ok(client.register("coder"))["state"] == "ready"
+    run_once(new, client)
+
+
+# --- broker restart ---------------------------------------------------------------------------
+
+
+def test_broker_restart_brings_back_agents_transcripts_and_versions() -> None:
+    bench, worker, client = setup()
+    run_once(worker, client)
+    client.ok(client.register("gone"))
+    client.ok(client.unregister("gone"))
+    client.ok(client.register("temp", ephemeral=True))
+    late = bench.restart()
+    assert [a.agent for a in late.core.report(late.now_ns).agents] == ["coder"]
+    assert agent(late).state == "waiting"
+    worker = late.worker(epoch=1)
+    assert worker.welcome is not None
+    assert worker.welcome.conversations == [MAIN]
+    assert len(worker.all(c.Estimate)) == 1
+    assert len(worker.all(c.Load)) == 1
+    status = agent(late)
+    assert (status.state, status.conversations[0].version) == ("ready", 1)
+    other = late.client()
+    stale = other.decode("coder", expect_version=0)
+    assert other.error(stale).reason == "version_mismatch"
+    rid = other.decode("coder", continue_=True)
+    assert worker.job("coder").transcript == [1, 2, 3, 7, 8]
+    worker.finish(worker.job("coder"))
+    assert other.done(rid).state_version == 2
+
+
+def test_job_in_flight_at_a_broker_crash_is_reported_unknown() -> None:
+    bench, worker, client = setup()
+    rid = client.decode("coder")
+    worker.start(worker.job("coder"))
+    worker.tokens(worker.job("coder"), "a", [10])
+    late = bench.restart()
+    again = late.client()
+    again.send(m.Resume(rid=rid))
+    assert again.error(rid).reason == "unknown_rid"
+
+
+def test_agent_that_does_not_fit_any_more_is_suspended_until_it_does() -> None:
+    bench, _worker, _client = setup("coder")
+    late = bench.restart()
+    worker = late.worker(epoch=2, ready=False, total_bytes=130 * MIB)
+    worker.ready()
+    assert agent(late).state == "ready"
+    later = late.restart()
+    tight = later.worker(epoch=3, ready=False, total_bytes=130 * MIB)
+    tight.ready(
+        memory=Memory(used_bytes=50 * MIB, own_bytes=0, foreign_bytes=50 * MIB),
+    )
+    status = agent(later)
+    assert status.state == "suspended"
+    assert status.reason is not None
+    assert status.reason.reason == LEDGER_DENY
+    client = later.client()
+    assert client.error(client.decode("coder")).reason == LEDGER_DENY
+    assert not tight.all(c.Load)
+    tight.residency(foreign_bytes=0)
+    assert agent(later).state == "ready"
+    run_once(tight, client)
+
+
+def test_suspended_agent_returns_when_another_leaves() -> None:
+    bench, _worker, client = setup("coder")
+    client.ok(client.register("writer", "other"))
+    late = bench.restart()
+    late.worker(epoch=2, total_bytes=150 * MIB)
+    states = {a.agent: a.state for a in late.core.report(late.now_ns).agents}
+    assert states == {"coder": "ready", "writer": "suspended"}
+    other = late.client()
+    other.ok(other.unregister("coder"))
+    assert agent(late, "writer").state == "ready"
+
+
+def test_agent_whose_file_was_replaced_does_not_go_on_with_a_foreign_transcript(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench, worker, client = setup("coder", "fresh")
+    run_once(worker, client)
+    late = bench.restart()
+    changed = msgspec.structs.replace(MODELS["small"].info("small"), n_vocab=2000, model="m-new")
+    new = late.worker(epoch=2, ready=False)
+    monkeypatch.setattr(type(MODELS["small"]), "info", lambda self, name: changed)
+    new.ready()
+    assert agent(late).state == "suspended"
+    reason = agent(late).reason
+    assert reason is not None
+    assert reason.reason == "model_changed"
+    # Without a transcript there is nothing to lose.
+    assert agent(late, "fresh").state == "ready"
+    assert agent(late, "fresh").model_id == "m-new"
+
+
+def test_agent_of_a_device_that_is_not_configured_any_more() -> None:
+    bench, _worker, _client = setup()
+    bench.config = config_of(DeviceConfig(id="cpu:1", kind="cpu", capacity="1 GiB"))
+    late = bench.restart()
+    client = late.client()
+    assert agent(late).state == "suspended"
+    assert client.error(client.decode("coder")).reason == "device_not_configured"
+    assert late.worker("cpu").refused is not None
+    client.ok(client.unregister("coder"))
+
+
+# --- residency --------------------------------------------------------------------------------
+
+
+def test_status_shows_promised_beside_resident_and_where_conversations_are() -> None:
+    bench, worker, client = setup()
+    run_once(worker, client)
+    assert agent(bench).conversations[0].where == "slot"
+    assert agent(bench).conversations[0].kv_tokens == 5
+    lines = [Line("weights:m-small", 90 * MIB), Line("pool:m-small@f16", 20 * MIB)]
+    place = c.Place(conversation=MAIN, where="parked", n_tokens=5, parked_bytes=777)
+    worker.residency(
+        foreign_bytes=30 * MIB,
+        lines=lines,
+        host_lines=[Line("parked:local/coder/main", 777)],
+        places=[place],
+        swaps=3,
+    )
+    status = device(bench)
+    assert status.resident == lines
+    assert (status.resident_bytes, status.swaps) == (110 * MIB, 3)
+    assert status.parked[0].bytes == 777
+    # used = foreign here, so the resident lines are more than what is used.
+    assert status.unattributed_bytes == -110 * MIB
+    assert status.budget_bytes == (1024 - 30) * MIB
+    # What was allocated replaces the estimate.
+    assert Line("weights:m-small", 90 * MIB, detail="small") in status.promised.lines
+    conversation = agent(bench).conversations[0]
+    assert (conversation.where, conversation.parked_bytes) == ("parked", 777)
+
+
+def test_old_or_foreign_reports_are_ignored() -> None:
+    bench, worker, _client = setup()
+    worker.seq = 10
+    worker.residency(foreign_bytes=5 * MIB)
+    worker.seq = 3
+    worker.residency(foreign_bytes=500 * MIB)
+    bench.broker_epoch = 99
+    worker.seq = 20
+    worker.residency(foreign_bytes=500 * MIB)
+    assert device(bench).budget_bytes == (1024 - 5) * MIB
+
+
+def test_adopted_states_are_shown_from_ready_on() -> None:
+    bench, worker, client = setup()
+    run_once(worker, client)
+    bench.kill(worker)
+    assert agent(bench).conversations[0].where == "absent"
+    new = bench.worker(epoch=2, ready=False)
+    ghost = ConversationKey("local", "nobody", "main")
+    new.parked = [
+        c.Parked(conversation=MAIN, model="m-small", n_tokens=5, bytes=99),
+        c.Parked(conversation=ghost, model="m-small", n_tokens=5, bytes=99),
+    ]
+    new.ready()
+    conversation = agent(bench).conversations[0]
+    assert (conversation.where, conversation.kv_tokens) == ("parked", 5)
+
+
+def test_growing_foreign_use_loses_nothing() -> None:
+    bench, worker, client = setup()
+    run_once(worker, client)
+    worker.residency(foreign_bytes=1000 * MIB)
+    assert worker.all(c.Budget)[-1].budget_bytes == 24 * MIB
+    assert agent(bench).state == "ready"
+    assert client.error(client.register("more", "other")).details["foreign_bytes"] == 1000 * MIB
+    run_once(worker, client)
+
+
+# --- drain ------------------------------------------------------------------------------------
+
+
+def test_drain_tells_everybody_finishes_what_runs_and_exits() -> None:
+    bench, worker, client = setup()
+    running, queued = client.decode("coder"), client.decode("coder")
+    worker.start(worker.job("coder"))
+    bench.shut_down(5000)
+    assert client.got(kind=m.GoAway)[0].drain_ms == 5000
+    assert client.error(queued).reason == "draining"
+    assert worker.waiting(c.Drain).drain_ms == 5000
+    assert client.error(client.register("more")).reason == "draining"
+    assert client.error(client.decode("coder", conversation="side")).reason == "draining"
+    worker.finish(worker.job("coder"))
+    client.done(running)
+    assert bench.exit_code is None
+    worker.say(c.WorkerBye(worker_epoch=1))
+    assert bench.exit_code == 0
+
+
+def test_drain_stops_registrations() -> None:
+    bench, worker, client = setup()
+    worker.auto -= {c.Load}
+    rid = client.register("more")
+    bench.shut_down()
+    assert client.error(rid).reason == "draining"
+
+
+def test_job_that_the_worker_cuts_off_for_the_drain_says_so() -> None:
+    bench, worker, client = setup()
+    rid = client.decode("coder")
+    worker.start(worker.job("coder"))
+    worker.tokens(worker.job("coder"), "a", [10])
+    bench.shut_down()
+    worker.done(worker.job("coder"), "cancelled")
+    error = client.error(rid)
+    assert (error.reason, error.retryable) == ("draining", True)
+    assert isinstance(bench.records[-1], ConversationCommitted)
+
+
+def test_drain_ends_at_its_deadline_and_keeps_the_tokens() -> None:
+    bench, worker, client = setup()
+    rid = client.decode("coder")
+    worker.start(worker.job("coder"), [1])
+    worker.tokens(worker.job("coder"), "a", [10])
+    bench.shut_down(1000)
+    bench.advance(1500)
+    assert bench.exit_code == 0
+    assert client.error(rid).reason == "draining"
+    assert isinstance(bench.records[-1], ConversationCommitted)
+
+
+def test_drain_without_workers_or_a_second_signal_exits_at_once() -> None:
+    idle = Bench()
+    idle.shut_down()
+    assert idle.exit_code == 0
+    bench, _worker, _client = setup()
+    bench.shut_down()
+    assert bench.exit_code is None
+    bench.shut_down()
+    assert bench.exit_code == 0
+
+
+def test_restart_after_a_drain_has_everything() -> None:
+    bench, worker, client = setup()
+    run_once(worker, client)
+    bench.shut_down()
+    worker.say(c.WorkerBye(worker_epoch=1))
+    late = bench.restart()
+    late.worker(epoch=2)
+    assert agent(late).conversations[0].tokens == 5
+    assert any(isinstance(record, AgentRegistered) for record in bench.records)
