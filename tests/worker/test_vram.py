@@ -114,9 +114,10 @@ def test_own_use_by_difference_where_nvml_does_not_tell(
     sampler = NvmlSampler("cuda:0", nvml, {})
     nvml.processes = told
     nvml.used[0] += 300 << 20
-    assert sampler.measure_base() == 300 << 20
+    base = sampler.measure_base()
+    assert base == 300 << 20
     nvml.used[0] += 2 * GIB
-    memory = sampler.sample(own_bytes=2 * GIB)
+    memory = sampler.sample(own_bytes=base + 2 * GIB)
     assert memory.own_bytes == 2 * GIB + (300 << 20)
     assert memory.foreign_bytes == GIB
 

@@ -79,6 +79,11 @@ def half_bytes_for(state_bytes: int) -> int:
     return round_up(max(state_bytes, 1), PAGE_BYTES)
 
 
+def parked_bytes(state_bytes: int) -> int:
+    """What a state of ``state_bytes`` takes when nothing is being written: header and one half."""
+    return HEADER_BYTES + round_up(half_bytes_for(state_bytes), GROW_BYTES)
+
+
 def file_bytes(half_bytes: int) -> int:
     """Length of the file; what it really takes is ``HEADER_BYTES`` + what is allocated."""
     return HEADER_BYTES + 2 * half_bytes

@@ -146,7 +146,8 @@ class Engine(Protocol):
     build: str
     """Library build; part of the identity of a parked state."""
 
-    estimator: Estimator
+    @property
+    def estimator(self) -> Estimator: ...
 
     def load(self, path: str, name: str) -> Model:
         """Load weights. Raises ConductorError ``load_failed``; nothing stays allocated."""

@@ -190,6 +190,10 @@ class CpuSampler:
             device=self._device, kind="cpu", name=_processor(), total_bytes=self.capacity_bytes
         )
 
+    def measure_base(self) -> int:
+        """A cpu device has no context that takes memory of its own: 0."""
+        return 0
+
     def sample(self, own_bytes: int) -> Memory:
         """Sample now; ``own_bytes``: the buffers that are allocated, by the worker's own count."""
         usage = self._process.memory_info()

@@ -96,7 +96,6 @@ class NvmlSampler:
     ) -> None:
         self._device = device
         self._nvml = nvml or load_nvml()
-        self._base_bytes = 0
         target = nvml_target(device, env)
         try:
             self._nvml.nvmlInit()
@@ -159,15 +158,14 @@ class NvmlSampler:
         NVML's own word about this process is preferred."""
         told = self._own_told()
         used = int(self._read().used)
-        self._base_bytes = max(0, used - self._used_before) if told is None else told
-        return self._base_bytes
+        return max(0, used - self._used_before) if told is None else told
 
     def sample(self, own_bytes: int) -> Memory:
-        """Sample now; ``own_bytes``: what the worker counts, without the base."""
+        """Sample now; ``own_bytes``: what the worker counts, the base included."""
         info = self._read()
         used = int(info.used)
         told = self._own_told()
-        own = own_bytes + self._base_bytes if told is None else told
+        own = own_bytes if told is None else told
         own = min(own, used)
         return Memory(used_bytes=used, own_bytes=own, foreign_bytes=used - own)
 

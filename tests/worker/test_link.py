@@ -1,0 +1,306 @@
+"""The IO thread against a scripted broker on a real socket."""
+
+from __future__ import annotations
+
+import queue
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from worker_broker import WorkerBroker
+
+from vram_conductor.protocol.commands import (
+    Budget,
+    NoSession,
+    Ready,
+    RunDone,
+    RunTokens,
+    WorkerBye,
+    WorkerRefused,
+)
+from vram_conductor.protocol.errors import Code, ErrorInfo, InvalidArgument
+from vram_conductor.protocol.values import DeviceInfo, Memory, Usage
+from vram_conductor.worker.link import (
+    Arrived,
+    Inbound,
+    Link,
+    ReadyWanted,
+    Refused,
+    SessionLost,
+)
+
+PATIENCE_S = 20.0
+
+
+def ready() -> Ready:
+    return Ready(
+        v=(1, 0),
+        worker="w",
+        worker_epoch=7,
+        pid=1,
+        host="h",
+        version="0",
+        build="b",
+        device=DeviceInfo(device="cpu", kind="cpu", name="x", total_bytes=1),
+        memory=Memory(used_bytes=0, own_bytes=0, foreign_bytes=0),
+    )
+
+
+def tokens(op: int, text: str, epoch: int = 1) -> RunTokens:
+    return RunTokens(broker_epoch=epoch, op=op, worker_epoch=7, job=1, text=text)
+
+
+def done(op: int, epoch: int = 1) -> RunDone:
+    return RunDone(broker_epoch=epoch, op=op, worker_epoch=7, job=1, usage=Usage())
+
+
+class Engine:
+    """Stands in for the engine thread: answers ReadyWanted at once, keeps the rest."""
+
+    def __init__(self, endpoint: str) -> None:
+        self.inbox: queue.SimpleQueue[Inbound] = queue.SimpleQueue()
+        self.readies = 0
+        self.link = Link(endpoint, self._deliver, lambda: (3, True))
+        self.link.start()
+
+    def _deliver(self, item: Inbound) -> None:
+        if isinstance(item, ReadyWanted):
+            self.readies += 1
+            self.link.send((ready(), []))
+        else:
+            self.inbox.put(item)
+
+    def take(self, kind: type[Inbound], patience_s: float = PATIENCE_S) -> Inbound:
+        item = self.inbox.get(timeout=patience_s)
+        assert isinstance(item, kind), item
+        return item
+
+
+@pytest.fixture
+def endpoint(short_tmp: Path) -> str:
+    return f"ipc://{short_tmp}/w.ipc"
+
+
+@pytest.fixture
+def engine(endpoint: str) -> Iterator[Engine]:
+    stand_in = Engine(endpoint)
+    yield stand_in
+    stand_in.link.close()
+
+
+@pytest.fixture
+def brokers(endpoint: str) -> Iterator[Callable[..., WorkerBroker]]:
+    made: list[WorkerBroker] = []
+
+    def make(epoch: int = 1, heartbeat_ms: int = 500) -> WorkerBroker:
+        made.append(WorkerBroker(endpoint, epoch=epoch, heartbeat_ms=heartbeat_ms))
+        return made[-1]
+
+    yield make
+    for broker in made:
+        broker.close()
+
+
+Brokers = Callable[..., WorkerBroker]
+
+
+def test_ready_welcome_commands_and_replies(engine: Engine, brokers: Brokers) -> None:
+    broker = brokers()
+    assert broker.ready().worker_epoch == 7
+    engine.take(Arrived)  # W_WELCOME goes to the engine too.
+    broker.command(Budget, budget_bytes=5)
+    arrived = engine.take(Arrived)
+    assert isinstance(arrived, Arrived)
+    assert isinstance(arrived.message, Budget)
+    engine.link.send((tokens(1, "a"), []), (tokens(1, "b"), []), (done(1), []))
+    text = ""
+    while True:
+        broker.pump()
+        for _, message, _ in broker.received:
+            if isinstance(message, RunTokens):
+                text += message.text
+        if any(isinstance(message, RunDone) for _, message, _ in broker.received):
+            break
+        text = ""
+    assert text == "ab"
+
+
+def test_the_broker_may_come_later_than_the_worker(engine: Engine, brokers: Brokers) -> None:
+    assert engine.inbox.empty()
+    assert brokers().ready() == ready()
+
+
+def test_pings_carry_the_work_loops_state(engine: Engine, brokers: Brokers) -> None:
+    broker = brokers(heartbeat_ms=30)
+    broker.ready()
+    broker.until(lambda: len(broker.pings) >= 3, "three pings")
+    assert all((ping.steps, ping.busy) == (3, True) for ping in broker.pings)
+    assert [ping.n for ping in broker.pings] == list(range(1, len(broker.pings) + 1))
+
+
+def test_a_restarted_broker_gets_ready_at_once_and_no_old_output(
+    engine: Engine, brokers: Brokers
+) -> None:
+    first = brokers(epoch=1, heartbeat_ms=5_000)
+    first.ready()
+    engine.take(Arrived)
+    first.close()
+    engine.take(SessionLost)
+    engine.link.send((tokens(1, "into the void"), []))
+    second = brokers(epoch=2, heartbeat_ms=5_000)
+    begin = time.monotonic()
+    second.ready()
+    assert time.monotonic() - begin < 4, "not only at the next heartbeat"
+    engine.take(Arrived)
+    engine.link.send((tokens(1, "of the old life", epoch=1), []), (done(9, epoch=2), []))
+    second.answer(9, RunDone)
+    assert not any(isinstance(message, RunTokens) for _, message, _ in second.received)
+    assert engine.readies == 2
+
+
+def test_commands_of_another_epoch_do_not_reach_the_engine(
+    engine: Engine, brokers: Brokers
+) -> None:
+    broker = brokers(epoch=4)
+    broker.ready()
+    engine.take(Arrived)
+    broker.send(Budget(broker_epoch=3, op=1, budget_bytes=1))
+    broker.send(Budget(broker_epoch=4, op=2, budget_bytes=2))
+    arrived = engine.take(Arrived)
+    assert isinstance(arrived, Arrived)
+    assert isinstance(arrived.message, Budget)
+    assert arrived.message.op == 2
+
+
+def test_a_silent_broker_is_given_up_and_a_new_session_opened(
+    engine: Engine, brokers: Brokers
+) -> None:
+    broker = brokers(heartbeat_ms=30)
+    broker.mute = True
+    broker.ready()
+    engine.take(Arrived)
+    engine.take(SessionLost)
+    first = broker.peer
+    broker.mute = False
+    broker.ready()
+    assert broker.peer != first, "over a new connection"
+    engine.take(Arrived)
+
+
+def test_no_session_makes_it_say_ready(engine: Engine, brokers: Brokers) -> None:
+    broker = brokers(heartbeat_ms=5_000)
+    broker.ready()
+    engine.take(Arrived)
+    broker.send(NoSession())
+    engine.take(SessionLost)
+    broker.ready()
+    engine.take(Arrived)
+
+
+def test_a_refusal_reaches_the_engine(engine: Engine, brokers: Brokers) -> None:
+    broker = brokers()
+    broker.expect(Ready)
+    broker.send(WorkerRefused(error=ErrorInfo(Code.ALREADY_EXISTS, "device_taken", "no")))
+    item = engine.take(Refused)
+    assert isinstance(item, Refused)
+    assert item.error.reason == "device_taken"
+
+
+def test_nonsense_is_survived(engine: Engine, brokers: Brokers) -> None:
+    broker = brokers()
+    broker.ready()
+    engine.take(Arrived)
+    socket = broker._listener.socket
+    for frames in ([b"x"], [b"VMC\x01", b"\xc1"], [b"VMC\x01", b"\x91" * 100_000], [b"a"] * 50):
+        socket.send_multipart([broker.peer, *frames])
+    broker.command(Budget, budget_bytes=5)
+    engine.take(Arrived)
+
+
+def test_a_broker_that_does_not_read_blocks_nobody_and_loses_nothing(
+    engine: Engine, brokers: Brokers
+) -> None:
+    broker = brokers(heartbeat_ms=60_000)
+    broker.ready()
+    engine.take(Arrived)
+    count = 60_000
+    begin = time.monotonic()
+    for index in range(count):
+        engine.link.send((tokens(1 + index % 2, f"{index},"), []))
+    engine.link.send((done(1), []), (done(2), []))
+    assert time.monotonic() - begin < 10, "sending never waits"
+    messages = 0
+    ends = {1: 0, 2: 0}
+    texts = {1: "", 2: ""}
+    deadline = time.monotonic() + PATIENCE_S
+    while not all(ends.values()):
+        assert time.monotonic() < deadline
+        broker.pump()
+        messages += len(broker.received)
+        for _, message, _ in broker.received:
+            if isinstance(message, RunTokens):
+                assert not ends[message.op]
+                texts[message.op] += message.text
+            elif isinstance(message, RunDone):
+                ends[message.op] += 1
+        broker.received.clear()
+    assert ends == {1: 1, 2: 1}
+    assert messages < count, "what waited was joined"
+    for op in (1, 2):
+        assert texts[op] == "".join(f"{index}," for index in range(op - 1, count, 2))
+
+
+def test_bye_is_still_sent_when_closing(engine: Engine, brokers: Brokers) -> None:
+    broker = brokers()
+    broker.ready()
+    engine.take(Arrived)
+    engine.link.send((WorkerBye(worker_epoch=7), []))
+    engine.link.close()
+    broker.expect(WorkerBye)
+
+
+def test_a_bad_endpoint_is_said_at_once() -> None:
+    with pytest.raises(InvalidArgument):
+        Link("tcp://nowhere", lambda item: None, lambda: (0, False))
+
+
+HANG = """
+import sys, time
+from vram_conductor.worker import logs
+from vram_conductor.worker.link import Link
+logs.set_up()
+link = Link(sys.argv[1], lambda item: None, lambda: (0, True), hang_ms=300)
+link.start()
+time.sleep(60)
+"""
+
+
+def test_a_hanging_engine_ends_the_process(endpoint: str) -> None:
+    done_ = subprocess.run(
+        [sys.executable, "-c", HANG, endpoint], capture_output=True, timeout=30, check=False
+    )
+    assert done_.returncode == 75
+    assert b"no step for" in done_.stderr
+    assert b"most recent call first" in done_.stderr, "it says where every thread is"
+
+
+STUCK = """
+import ctypes, sys, time
+from vram_conductor.worker.link import Link
+link = Link(sys.argv[1], lambda item: None, lambda: (0, True), hang_ms=300)
+link.start()
+time.sleep(0.5)
+ctypes.PyDLL(None).sleep(60)  # Holds the interpreter's lock: the IO thread cannot run.
+"""
+
+
+def test_a_hang_that_holds_the_interpreter_ends_the_process_too(endpoint: str) -> None:
+    begin = time.monotonic()
+    done_ = subprocess.run(
+        [sys.executable, "-c", STUCK, endpoint], capture_output=True, timeout=30, check=False
+    )
+    assert done_.returncode != 0
+    assert time.monotonic() - begin < 20

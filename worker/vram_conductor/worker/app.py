@@ -1,0 +1,247 @@
+"""Puts the worker together, runs it, takes it apart again.
+
+Threads: this one is the engine thread and owns every llama.cpp object and the store; beside it
+run the IO thread (``link``), the estimator, the sealer and the digester. They talk through queues
+only. Processes are started by exec, never by a bare fork.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import logging
+import os
+import queue
+import random
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import FrameType
+
+from vram_conductor.protocol.catalogue import load_catalogue, packaged_catalogue
+from vram_conductor.protocol.commands import Estimate
+from vram_conductor.protocol.config import (
+    WorkerConfig,
+    arena_dir,
+    models_dir,
+    parse_bytes,
+    worker_endpoint,
+)
+from vram_conductor.protocol.errors import ConductorError, InvalidArgument
+from vram_conductor.worker import logs
+from vram_conductor.worker.arena_dir import ArenaDir
+from vram_conductor.worker.core import Core
+from vram_conductor.worker.digest import Digester
+from vram_conductor.worker.estimating import Estimating
+from vram_conductor.worker.exits import EXIT_INTERNAL, EXIT_USAGE, exit_code
+from vram_conductor.worker.kvstore import KVStore
+from vram_conductor.worker.link import Arrived, Inbound, Link
+from vram_conductor.worker.llama import open_engine
+from vram_conductor.worker.llama.options import EngineOptions
+from vram_conductor.worker.loop import EngineLoop, Identity, Inbox, Stop
+from vram_conductor.worker.memory import CpuSampler
+from vram_conductor.worker.options import Options, parse
+from vram_conductor.worker.resolver import Resolver
+from vram_conductor.worker.vram import NvmlSampler
+
+log = logging.getLogger(__name__)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point of ``python -m vram_conductor.worker``; returns the exit code."""
+    logs.set_up()
+    try:
+        options = parse(sys.argv[1:] if argv is None else argv, os.environ)
+    except InvalidArgument as error:
+        log.error("refused: %s: %s", error.reason, error.info.message)
+        return EXIT_USAGE
+    logs.set_up(options.log_format, options.log_level, options.device.id)
+    try:
+        return run(options)
+    except ConductorError as error:
+        log.error("refused: %s: %s", error.reason, error.info.message)
+        return exit_code(error)
+    except Exception:
+        # Crash rather than go on with a state that nobody understands: parked states survive.
+        log.exception("crashed")
+        return EXIT_INTERNAL
+
+
+def run(options: Options) -> int:
+    """Serve until told to leave; returns the exit code.
+
+    Raises:
+        ConductorError: it cannot start; nothing stays locked.
+    """
+    inbox: Inbox = queue.SimpleQueue()
+    watch_supervisor(options.supervised_fd, inbox)
+    with ExitStack() as stack:
+        stack.enter_context(stop_signals(inbox))
+        return build(options, inbox, stack).run()
+
+
+def build(options: Options, inbox: Inbox, stack: ExitStack) -> EngineLoop:
+    """Everything, in order; ``stack`` takes it apart in reverse."""
+    config, device = options.config, options.device
+    store = open_store(options, stack)
+    if device.kind == "cuda":
+        sampler: CpuSampler | NvmlSampler = NvmlSampler(device.id)
+    else:
+        sampler = CpuSampler(
+            device.id,
+            parse_bytes(device.capacity),
+            store.capacity_bytes,
+            lambda: store.used_bytes,
+        )
+    stack.callback(sampler.close)
+    engine_options = engine_options_for(options, sampler)
+    engine = open_engine(engine_options)
+    stack.callback(engine.close)
+    base_bytes = sampler.measure_base()
+    worker_epoch = time.time_ns()
+    core = Core(
+        engine,
+        store,
+        worker_epoch=worker_epoch,
+        clock=time.monotonic_ns,
+        draw_seed=lambda: random.SystemRandom().getrandbits(32),
+        base_bytes=base_bytes,
+        batch_tokens=engine_options.batch_tokens,
+    )
+    digester = Digester(enabled=config.worker.verify_digest)
+    stack.callback(digester.close)
+    resolver = open_resolver(config.worker)
+    link = Link(
+        worker_endpoint(config.broker),
+        lambda item: route(item),
+        lambda: (core.steps, core.busy),
+        config.worker.hang_ms,
+    )
+    estimating = Estimating(engine.estimator, resolver, digester, worker_epoch, link.send)
+    route = router(inbox, estimating)
+    stack.callback(link.close)
+    stack.callback(estimating.close)
+    identity = Identity(
+        worker_epoch=worker_epoch,
+        version=importlib.metadata.version("vram-conductor"),
+        build=engine.build,
+        base_bytes=base_bytes,
+        host_total_bytes=store.capacity_bytes,
+        mechanism_note="states are copied between slots and shared memory",
+    )
+    loop = EngineLoop(
+        core, link, inbox, sampler, resolver, digester, identity, config.worker.sample_ms
+    )
+    link.start()
+    log.info("serving %s, build %s", device.id, engine.build)
+    return loop
+
+
+def router(inbox: Inbox, estimating: Estimating) -> Callable[[Inbound], None]:
+    """Where what the broker sends goes: estimates to their own thread, all else to the engine."""
+
+    def route(item: Inbound) -> None:
+        if isinstance(item, Arrived) and isinstance(item.message, Estimate):
+            estimating.submit(item.message)
+        else:
+            inbox.put(item)
+
+    return route
+
+
+def open_store(options: Options, stack: ExitStack) -> KVStore:
+    """The parked states of this device; never promises more than the file system has."""
+    config, device = options.config, options.device
+    folder = ArenaDir(arena_dir(config.worker), device.id)
+    stack.callback(folder.close)
+    wanted = parse_bytes(device.host_cap)
+    info = os.fstatvfs(folder.fd)
+    total = info.f_blocks * info.f_frsize
+    if wanted > total:
+        log.warning(
+            "host_cap is %d bytes, %s has %d: enlarge it (a container's /dev/shm: --shm-size)",
+            wanted,
+            folder.path,
+            total,
+        )
+    store = KVStore(folder, min(wanted, total))
+    stack.callback(store.close)
+    return store
+
+
+def engine_options_for(options: Options, sampler: CpuSampler | NvmlSampler) -> EngineOptions:
+    """The engine's settings; on cuda the process is narrowed to its one GPU first."""
+    device = options.device
+    uuid = ""
+    if isinstance(sampler, NvmlSampler):
+        # CUDA and NVML number GPUs differently; the UUID means the same to both. Set before the
+        # library is loaded.
+        uuid = sampler.uuid
+        os.environ["CUDA_VISIBLE_DEVICES"] = uuid
+    return EngineOptions(
+        device_kind=device.kind,
+        device_index=0,
+        device_uuid=uuid,
+        threads=device.threads,
+        n_ubatch=device.n_ubatch,
+    )
+
+
+def open_resolver(config: WorkerConfig) -> Resolver:
+    """Raises InvalidArgument ``bad_catalogue``."""
+    file = Path(config.catalogue) if config.catalogue else packaged_catalogue()
+    return Resolver(
+        load_catalogue(file),
+        file.parent,
+        models_dir(config),
+        [Path(folder) for folder in config.model_dirs],
+    )
+
+
+@contextlib.contextmanager
+def stop_signals(inbox: Inbox) -> Iterator[None]:
+    """SIGTERM and SIGINT become a request to drain."""
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        # SimpleQueue.put may be called from a signal handler.
+        inbox.put(Stop(signal.Signals(number).name))
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous = {
+        number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def watch_supervisor(fd: int | None, inbox: Inbox) -> None:
+    """Drain when ``fd`` reads end of file.
+
+    Raises:
+        InvalidArgument: ``bad_config``: it is not open.
+    """
+    if fd is None:
+        return
+    try:
+        os.fstat(fd)
+    except OSError:
+        raise InvalidArgument(
+            "bad_config", f"--supervised-fd {fd} is not open; pass the read end of a pipe", fd=fd
+        ) from None
+
+    def watch() -> None:
+        with contextlib.suppress(OSError):
+            while os.read(fd, 4096):
+                pass
+        inbox.put(Stop("the supervisor is gone"))
+
+    threading.Thread(target=watch, name="supervised", daemon=True).start()

@@ -1,0 +1,266 @@
+"""The IO thread: owns the DEALER to the broker.
+
+Commands go to ``deliver`` (a thread-safe hand-over to the engine or estimator thread); what those
+threads send comes through :meth:`Link.send`, which never waits. The decisions are in ``session``
+and ``backlog``; this is the shell around them. A connection that is lost comes back by itself
+(libzmq reconnects with back-off); READY then opens a new session.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from vram_conductor.protocol.codec import BROKER_TO_WORKER, WORKER_TO_BROKER
+from vram_conductor.protocol.commands import Ready, ToWorker, WorkerPing, WorkerRefused
+from vram_conductor.protocol.errors import ConductorError, ErrorInfo
+from vram_conductor.protocol.sockets import SendResult, Socket, connect, receive, send
+from vram_conductor.worker import watchdog
+from vram_conductor.worker.backlog import Backlog
+from vram_conductor.worker.outbox import Sent
+from vram_conductor.worker.session import Session, Verdict
+from vram_conductor.worker.watchdog import Watchdog
+
+log = logging.getLogger(__name__)
+
+TICK_MS = 1_000
+"""Longest sleep: the watchdog is asked at least this often."""
+
+RECEIVE_MAX = 256
+"""Messages read in a row before the other duties get their turn."""
+
+
+@dataclass(frozen=True)
+class Arrived:
+    """A command, or W_WELCOME, for the engine."""
+
+    message: ToWorker
+    raw: list[bytes]
+
+
+@dataclass(frozen=True)
+class SessionLost:
+    """Nothing that is under way will be heard any more."""
+
+
+@dataclass(frozen=True)
+class ReadyWanted:
+    """The broker waits for READY: send one."""
+
+
+@dataclass(frozen=True)
+class Refused:
+    """The broker does not want this worker."""
+
+    error: ErrorInfo
+
+
+Inbound = Arrived | SessionLost | ReadyWanted | Refused
+
+
+Progress = Callable[[], tuple[int, bool]]
+"""Asks the engine's step counter and whether it should be counting; called on the IO thread."""
+
+
+class Link:
+    """The connection; start it with :meth:`start`.
+
+    Args:
+        endpoint: the broker's worker endpoint.
+        deliver: takes what comes in; called on the IO thread, must not block.
+        progress: asks the engine's work loop.
+        hang_ms: leave the process when the engine hangs; 0 never does.
+    """
+
+    def __init__(
+        self,
+        endpoint: str,
+        deliver: Callable[[Inbound], None],
+        progress: Progress,
+        hang_ms: int = 0,
+    ) -> None:
+        self._endpoint = endpoint
+        self._deliver = deliver
+        self._progress = progress
+        self._hang_ms = hang_ms
+        # The watchdog's timer must be wound up well before it runs out.
+        self._tick_ms = min(TICK_MS, max(1, hang_ms // 4)) if hang_ms else TICK_MS
+        self._watchdog = Watchdog(hang_ms, time.monotonic_ns())
+        self._outgoing: deque[Sent] = deque()
+        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._closing = threading.Event()
+        self._backlog = Backlog()
+        self._session = Session(time.monotonic_ns())
+        self._asked_engine = False
+        self._was_full = False
+        self._thread = threading.Thread(target=self._run, name="link", daemon=True)
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        # Bad endpoints are the caller's to hear about.
+        self._socket: Socket = self._connect()
+
+    def start(self) -> None:
+        """Start the IO thread."""
+        self._thread.start()
+
+    def send(self, *messages: Sent) -> None:
+        """Queue messages. Any thread; never blocks."""
+        self._outgoing.extend(messages)
+        self.wake()
+
+    def wake(self) -> None:
+        """Let the IO thread look at what is new."""
+        os.eventfd_write(self._wake_fd, 1)
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """Send what is queued (as far as the socket takes it) and end the thread."""
+        self._closing.set()
+        self.wake()
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
+
+    # --- IO thread ----------------------------------------------------------------------------
+
+    def _connect(self) -> Socket:
+        socket = connect(self._context, self._endpoint)
+        self._monitor: Socket = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._poller = zmq.Poller()
+        self._poller.register(self._wake_fd, zmq.POLLIN)
+        self._poller.register(self._monitor, zmq.POLLIN)
+        self._poller.register(socket, zmq.POLLIN)
+        return socket
+
+    def _run(self) -> None:
+        try:
+            while not self._closing.is_set():
+                self._wait()
+                now_ns = time.monotonic_ns()
+                self._watch(now_ns)
+                self._read_monitor(now_ns)
+                self._read_socket(now_ns)
+                self._take_outgoing()
+                self._duties(time.monotonic_ns())
+                self._flush(time.monotonic_ns())
+            self._take_outgoing()
+            self._flush(time.monotonic_ns())
+        except Exception:
+            # Without this thread the worker is deaf; a restart is the only cure.
+            log.exception("the IO thread failed")
+            os._exit(watchdog.EXIT_HANG)
+        finally:
+            watchdog.unwind()
+            self._disconnect()
+            self._context.term()
+
+    def _disconnect(self) -> None:
+        self._socket.disable_monitor()
+        self._monitor.close(linger=0)
+        self._socket.close()
+
+    def _wait(self) -> None:
+        now_ns = time.monotonic_ns()
+        timeout_ms = (self._session.next_ns(now_ns) - now_ns) // 1_000_000
+        wants_out = self._was_full or self._wants_ready(now_ns)
+        self._poller.modify(self._socket, zmq.POLLIN | (zmq.POLLOUT if wants_out else 0))
+        self._poller.poll(max(0, min(timeout_ms, self._tick_ms)))
+
+    def _wants_ready(self, now_ns: int) -> bool:
+        return not self._asked_engine and self._session.ready_due(now_ns)
+
+    def _watch(self, now_ns: int) -> None:
+        if not self._hang_ms:
+            return
+        watchdog.wind_up(self._hang_ms)
+        steps, busy = self._progress()
+        if self._watchdog.hangs(steps, busy, watchdog.io_bytes() if busy else 0, now_ns):
+            watchdog.give_up(self._watchdog.stuck_ms(now_ns))
+
+    def _read_monitor(self, now_ns: int) -> None:
+        while self._monitor.poll(0):
+            recv_monitor_message(self._monitor, zmq.DONTWAIT)
+            self._lose("disconnected", now_ns)
+
+    def _read_socket(self, now_ns: int) -> None:
+        for _ in range(RECEIVE_MAX):
+            received = receive(self._socket)
+            if received is None:
+                return
+            try:
+                message, raw = BROKER_TO_WORKER.decode(received.frames)
+            except ConductorError as error:
+                log.warning("a message of the broker is not understood: %s", error)
+                continue
+            self._judge(message, raw, now_ns)
+
+    def _judge(self, message: ToWorker, raw: list[bytes], now_ns: int) -> None:
+        match self._session.receive(message, now_ns):
+            case Verdict.OPENED:
+                self._backlog.clear()
+                log.info("session with the broker, epoch %d", self._session.broker_epoch)
+                self._deliver(Arrived(message, raw))
+            case Verdict.HAND:
+                self._deliver(Arrived(message, raw))
+            case Verdict.LOST:
+                self._forget("the broker does not know this worker (any more)")
+            case Verdict.REFUSED:
+                assert isinstance(message, WorkerRefused)
+                self._deliver(Refused(message.error))
+            case Verdict.DROP:
+                return
+
+    def _lose(self, why: str, now_ns: int) -> None:
+        if self._session.lose(now_ns):
+            self._forget(why)
+
+    def _forget(self, why: str) -> None:
+        log.warning("session lost: %s", why)
+        self._backlog.clear()
+        self._asked_engine = False
+        self._deliver(SessionLost())
+
+    def _take_outgoing(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._wake_fd)
+        while self._outgoing:
+            message, raw = self._outgoing.popleft()
+            if isinstance(message, Ready) and self._session.is_open:
+                continue
+            if self._session.may_send(message):
+                self._backlog.push(message, raw)
+
+    def _duties(self, now_ns: int) -> None:
+        if self._session.dead(now_ns):
+            # A fresh socket: nothing of this session may still lie in the old one.
+            self._lose("the broker is silent", now_ns)
+            self._disconnect()
+            self._socket = self._connect()
+        if self._session.ping_due(now_ns):
+            steps, busy = self._progress()
+            ping = WorkerPing(n=self._session.next_n(), steps=steps, busy=busy)
+            self._backlog.push(ping, [])
+        if self._wants_ready(now_ns) and self._socket.poll(0, zmq.POLLOUT):
+            self._asked_engine = True
+            self._deliver(ReadyWanted())
+
+    def _flush(self, now_ns: int) -> None:
+        self._was_full = False
+        while (entry := self._backlog.first()) is not None:
+            assert entry.message is not None
+            if self._session.may_send(entry.message):
+                frames = WORKER_TO_BROKER.encode(entry.message, entry.raw)
+                if send(self._socket, frames) is SendResult.FULL:
+                    self._was_full = True
+                    return
+                self._session.sent(now_ns)
+                if isinstance(entry.message, Ready):
+                    self._asked_engine = False
+                    self._session.said_ready(now_ns)
+            self._backlog.drop_first()

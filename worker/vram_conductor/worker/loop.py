@@ -1,0 +1,260 @@
+"""The engine thread's loop: commands in, steps, replies out, reports on what is where."""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import socket
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from vram_conductor.protocol import limits
+from vram_conductor.protocol.commands import (
+    CancelRun,
+    Command,
+    Drain,
+    Failed,
+    Load,
+    Loaded,
+    Ready,
+    Residency,
+    WorkerBye,
+    WorkerWelcome,
+)
+from vram_conductor.protocol.values import DeviceInfo, Memory
+from vram_conductor.worker.core import Core
+from vram_conductor.worker.digest import Digester
+from vram_conductor.worker.exits import EXIT_OK, EXIT_TEMPORARY, EXIT_UNAVAILABLE
+from vram_conductor.worker.link import (
+    Arrived,
+    Inbound,
+    Link,
+    ReadyWanted,
+    Refused,
+    SessionLost,
+)
+from vram_conductor.worker.outbox import Sent
+from vram_conductor.worker.reporter import Reporter
+from vram_conductor.worker.resolver import Resolver
+
+log = logging.getLogger(__name__)
+
+DRAIN_MS = 2_000
+"""How long running jobs may go on after SIGTERM (a broker's DRAIN brings its own time)."""
+
+WAITING_TICK_NS = 50_000_000
+"""Jobs that wait for room are looked at again this often though nothing happened."""
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Leave: a signal, or the supervisor is gone."""
+
+    why: str
+
+
+Inbox = queue.SimpleQueue[Inbound | Stop]
+
+
+class Sampler(Protocol):
+    """Memory of the device: ``memory.CpuSampler`` or ``vram.NvmlSampler``."""
+
+    def info(self) -> DeviceInfo: ...
+    def sample(self, own_bytes: int) -> Memory: ...
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What READY says about this process and does not change."""
+
+    worker_epoch: int
+    version: str
+    build: str
+    base_bytes: int
+    host_total_bytes: int
+    mechanism_note: str
+
+
+class EngineLoop:
+    """Runs the core on the calling thread."""
+
+    def __init__(
+        self,
+        core: Core,
+        link: Link,
+        inbox: Inbox,
+        sampler: Sampler,
+        resolver: Resolver,
+        digester: Digester,
+        identity: Identity,
+        sample_ms: int,
+    ) -> None:
+        self._core = core
+        self._link = link
+        self._inbox = inbox
+        self._sampler = sampler
+        self._resolver = resolver
+        self._digester = digester
+        self._identity = identity
+        self._reporter = Reporter(sample_ms)
+        self._broker_epoch: int | None = None
+        self._open = False
+        self._loads: dict[tuple[int, int], Path] = {}
+        self._stopping = False
+
+    def run(self) -> int:
+        """Serve until told to leave; returns the exit code. Everything is parked then."""
+        worked = False
+        while True:
+            code = self._take_all(block=not worked)
+            if code is not None:
+                return code
+            worked = self._core.step(time.monotonic_ns())
+            self._emit()
+            if self._core.drained:
+                self._link.send((WorkerBye(worker_epoch=self._identity.worker_epoch), []))
+                return EXIT_OK
+
+    # --- in -----------------------------------------------------------------------------------
+
+    def _take_all(self, *, block: bool) -> int | None:
+        """Take what has come in; an exit code ends the loop."""
+        timeout_s = self._timeout_s() if block else 0.0
+        while True:
+            try:
+                item = self._inbox.get(timeout=timeout_s) if timeout_s else self._inbox.get_nowait()
+            except queue.Empty:
+                return None
+            timeout_s = 0.0
+            code = self._take(item)
+            if code is not None:
+                return code
+
+    def _timeout_s(self) -> float:
+        now_ns = time.monotonic_ns()
+        times = [self._core.wake_ns()]
+        if self._open:
+            times.append(self._reporter.next_ns(self._core.revision, now_ns))
+        if len(self._core.jobs):
+            times.append(now_ns + WAITING_TICK_NS)
+        first = min((at for at in times if at is not None), default=now_ns + 1_000_000_000)
+        return max(0, first - now_ns) / 1e9
+
+    def _take(self, item: Inbound | Stop) -> int | None:
+        match item:
+            case Arrived(message, raw) if isinstance(message, WorkerWelcome):
+                self._welcome(message)
+            case Arrived(message, raw) if isinstance(message, Command):
+                self._command(message, raw)
+            case SessionLost():
+                self._session_lost()
+            case ReadyWanted():
+                self._link.send((self.ready(), []))
+            case Refused(error):
+                log.error("the broker refuses this worker: %s: %s", error.reason, error.message)
+                return EXIT_TEMPORARY if error.reason == "stale_worker" else EXIT_UNAVAILABLE
+            case Stop(why):
+                self._stop(why)
+        return None
+
+    def _welcome(self, message: WorkerWelcome) -> None:
+        self._broker_epoch, self._open = message.broker_epoch, True
+        self._reporter.restart()
+        self._loads.clear()
+        self._core.welcome(message, time.monotonic_ns())
+
+    def _command(self, command: Command, raw: list[bytes]) -> None:
+        if isinstance(command, Load):
+            self._loads[command.broker_epoch, command.op] = Path(command.path)
+        self._core.handle(command, raw, time.monotonic_ns())
+        # A load may have taken seconds: its answer must not wait for the next step as well.
+        self._emit()
+
+    def _session_lost(self) -> None:
+        """Whatever runs, nobody will hear of it: the broker has given these attempts up too."""
+        self._open = False
+        self._cancel_all()
+
+    def _cancel_all(self) -> None:
+        for job in self._core.jobs:
+            run = job.run
+            cancel = CancelRun(broker_epoch=run.broker_epoch, op=0, run_op=run.op)
+            self._core.handle(cancel, [], time.monotonic_ns())
+
+    def _stop(self, why: str) -> None:
+        if self._stopping:
+            log.warning("%s again: cancelling what still runs", why)
+            self._cancel_all()
+            return
+        self._stopping = True
+        log.info("leaving: %s", why)
+        drain = Drain(broker_epoch=self._broker_epoch or 0, op=0, drain_ms=DRAIN_MS)
+        self._core.handle(drain, [], time.monotonic_ns())
+
+    # --- out ----------------------------------------------------------------------------------
+
+    def _emit(self) -> None:
+        messages = [self._with_digest(sent) for sent in self._core.take_outbox()]
+        residency = self._residency()
+        if residency is not None:
+            messages.append((residency, []))
+        if messages:
+            self._link.send(*messages)
+
+    def _with_digest(self, sent: Sent) -> Sent:
+        """LOADED tells the content digest if it is known; else it is found out from now on."""
+        message, raw = sent
+        if not isinstance(message, Loaded | Failed):
+            return sent
+        path = self._loads.pop((message.broker_epoch, message.op), None)
+        if path is None or not isinstance(message, Loaded):
+            return sent
+        digest = message.digest or self._digester.known(path)
+        if digest is None and message.weights_bytes is not None:
+            self._digester.request(path, self._resolver.expected_sha256(path))
+        return msgspec.structs.replace(message, digest=digest), raw
+
+    def _residency(self) -> Residency | None:
+        """A report, if one is due. Only called between moves, so the sample sees none half done."""
+        core, now_ns = self._core, time.monotonic_ns()
+        if not self._open or not self._reporter.due(core.revision, now_ns):
+            return None
+        assert self._broker_epoch is not None
+        report = core.report()
+        return Residency(
+            broker_epoch=self._broker_epoch,
+            worker_epoch=self._identity.worker_epoch,
+            seq=self._reporter.seq,
+            memory=self._sampler.sample(report.own_bytes),
+            lines=report.lines,
+            host_lines=report.host_lines,
+            places=report.places,
+            swaps=report.swaps,
+        )
+
+    def ready(self) -> Ready:
+        """READY as of now."""
+        identity = self._identity
+        info = self._sampler.info()
+        host = socket.gethostname()
+        return Ready(
+            v=(limits.PROTOCOL_MAJOR, limits.PROTOCOL_MINOR),
+            worker=f"{info.device}@{host}",
+            worker_epoch=identity.worker_epoch,
+            pid=os.getpid(),
+            host=host,
+            version=identity.version,
+            build=identity.build,
+            device=info,
+            memory=self._sampler.sample(self._core.report().own_bytes),
+            base_bytes=identity.base_bytes,
+            mechanism="state-swap",
+            mechanism_note=identity.mechanism_note,
+            parked=self._core.adopted(),
+            host_total_bytes=identity.host_total_bytes,
+        )

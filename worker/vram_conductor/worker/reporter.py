@@ -1,0 +1,40 @@
+"""When to tell the broker what is where: on every change, and on a timer. *Pure.*"""
+
+from __future__ import annotations
+
+MIN_MS = 50
+"""Changes that follow one another faster are told together."""
+
+
+class Reporter:
+    """Paces RESIDENCY.
+
+    Args:
+        sample_ms: tell at least this often, with a fresh memory sample.
+    """
+
+    def __init__(self, sample_ms: int, min_ms: int = MIN_MS) -> None:
+        self._sample_ns = sample_ms * 1_000_000
+        self._min_ns = min(min_ms, sample_ms) * 1_000_000
+        self._told_ns: int | None = None
+        self._told_revision = -1
+        self.seq = 0
+
+    def restart(self) -> None:
+        """A new session: the broker knows nothing."""
+        self._told_ns = None
+
+    def next_ns(self, revision: int, now_ns: int) -> int:
+        """When the next report is due."""
+        if self._told_ns is None:
+            return now_ns
+        pause_ns = self._sample_ns if revision == self._told_revision else self._min_ns
+        return self._told_ns + pause_ns
+
+    def due(self, revision: int, now_ns: int) -> bool:
+        """Whether to report now; True counts as done and advances ``seq``."""
+        if now_ns < self.next_ns(revision, now_ns):
+            return False
+        self._told_ns, self._told_revision = now_ns, revision
+        self.seq += 1
+        return True

@@ -1,0 +1,70 @@
+"""Notices an engine that hangs: busy, and nothing moves. :class:`Watchdog` is pure.
+
+A step, or file input of a megabyte, counts as movement: loading a large model from a slow disk
+takes minutes and is no hang. The IO thread asks; if it cannot run any more itself (something
+holds the interpreter's lock), a C timer that it winds up anew every time ends the process.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+log = logging.getLogger(__name__)
+
+EXIT_HANG = 75
+_STDERR_FD = 2
+_MOVED_BYTES = 1 << 20
+
+
+class Watchdog:
+    """Judges from samples of the step counter. *Pure.*"""
+
+    def __init__(self, hang_ms: int, now_ns: int) -> None:
+        self._hang_ns = hang_ms * 1_000_000
+        self._since_ns = now_ns
+        self._steps = -1
+        self._io_bytes = 0
+
+    def hangs(self, steps: int, busy: bool, io_bytes: int, now_ns: int) -> bool:
+        """Whether the engine has been busy without any movement for ``hang_ms``."""
+        moved = steps != self._steps or io_bytes - self._io_bytes >= _MOVED_BYTES
+        if not busy or moved:
+            self._since_ns, self._steps, self._io_bytes = now_ns, steps, io_bytes
+            return False
+        return now_ns - self._since_ns >= self._hang_ns
+
+    def stuck_ms(self, now_ns: int) -> int:
+        """For how long nothing has moved."""
+        return (now_ns - self._since_ns) // 1_000_000
+
+
+def io_bytes(path: Path = Path("/proc/self/io")) -> int:
+    """Bytes that this process has read so far; 0 where the system does not tell."""
+    try:
+        lines = path.read_text().splitlines()
+    except OSError:
+        return 0
+    values = dict(line.split(": ", 1) for line in lines if ": " in line)
+    return int(values.get("rchar", 0)) + int(values.get("read_bytes", 0))
+
+
+def wind_up(hang_ms: int) -> None:
+    """End the process if this is not called again within twice ``hang_ms``."""
+    faulthandler.dump_traceback_later(2 * hang_ms / 1000, exit=True, file=_STDERR_FD)
+
+
+def unwind() -> None:
+    """Stop the timer of :func:`wind_up`."""
+    faulthandler.cancel_dump_traceback_later()
+
+
+def give_up(stuck_ms: int, leave: Callable[[int], NoReturn] = os._exit) -> NoReturn:
+    """Say where every thread is and end the process: only a restart frees a hung device."""
+    log.error("the engine has made no step for %d ms: leaving with code %d", stuck_ms, EXIT_HANG)
+    faulthandler.dump_traceback(file=_STDERR_FD)
+    leave(EXIT_HANG)
