@@ -31,7 +31,8 @@ def _head(report: StatusReport) -> str:
     agents = f"{report.agents_total} agent{'' if report.agents_total == 1 else 's'}"
     return (
         f"broker {report.version or '?'} {state} for {duration(report.uptime_ms)}, epoch "
-        f"{report.broker_epoch}: {agents}, {report.sessions} sessions, "
+        f"{report.broker_epoch}: {agents}, "
+        f"{report.sessions} session{'' if report.sessions == 1 else 's'}, "
         f"{report.jobs_done} jobs done, {report.jobs_failed} failed"
     )
 
@@ -117,7 +118,12 @@ def _lines(device: DeviceStatus) -> str:
                 line.detail,
             ]
         )
-    rows += [[f"  {line.key}", "-", size(line.bytes), line.detail] for line in resident.values()]
+    # What is resident and was never promised: the base of a context, pools that happen to fit.
+    rows += [
+        [f"  {line.key}", "-", size(line.bytes), line.detail]
+        for line in resident.values()
+        if line.bytes
+    ]
     if not rows:
         return "  no lines: nothing is promised"
     return table(["  line", "promised", "resident", ""], rows, right=(1, 2))

@@ -114,14 +114,22 @@ class Demo:
         self._receipts.say(render(report, output.width - 4))
         device = report.devices[0]
         weights = [line for line in device.resident if line.key.startswith("weights:")]
+        weights = [line for line in device.resident if line.key.startswith("weights:")]
         self._receipts.check(
             "one copy of the weights per model",
-            len(weights) == 2 and self._weights_exact(device),
+            len(weights) == 2,
             f"{len(weights)} copies for 3 agents, {size(sum(line.bytes for line in weights))}",
         )
+        over = self._estimates_over(device)
         self._receipts.check(
-            "promised fits the budget, estimates equal what was allocated",
-            device.promised.promised_bytes <= self._budget and self._exact(device),
+            "estimates never under what was allocated",
+            0 <= over <= self._budget // 100,
+            f"{over} bytes over, of {size(device.resident_bytes)} allocated",
+        )
+        self._receipts.check(
+            "promised and resident fit the budget, and agree line by line",
+            max(device.promised.promised_bytes, device.resident_bytes) <= self._budget
+            and self._agree(device),
             f"{size(device.promised.promised_bytes)} promised, {size(device.resident_bytes)} "
             f"resident, {size(self._budget)} budget",
         )
@@ -161,7 +169,7 @@ class Demo:
         self._receipts.check(
             "unregistering restores the ledger",
             self._promised() == before[0],
-            f"{size(sum(line[1] for line in self._promised()))} promised, as before",
+            f"{size(self._device().promised.promised_bytes)} promised, as before",
         )
 
     def _take_turns(self) -> dict[str, list[Result]]:
@@ -196,8 +204,9 @@ class Demo:
         self._receipts.check(
             "peak memory of the worker, seen from outside",
             peak < separate_bytes,
-            f"{size(peak)} beyond its idle {size(memory.first_bytes)}; three processes: "
-            f"{size(separate_bytes)}; budget {size(self._budget)}",
+            f"{size(peak)} beyond its idle {size(memory.first_bytes)} (buffers at most "
+            f"{size(self._budget)}, the rest is vocabularies); three processes would hold "
+            f"{size(separate_bytes)} of buffers",
         )
 
     def _compare(self, turns: dict[str, list[Result]]) -> None:
@@ -255,14 +264,14 @@ class Demo:
     def _allocations(self) -> tuple[list[tuple[str, int]], list[tuple[str, int]]]:
         return self._promised(), [(line.key, line.bytes) for line in self._device().resident]
 
-    def _exact(self, device: DeviceStatus) -> bool:
+    def _agree(self, device: DeviceStatus) -> bool:
         promised = {line.key: line.bytes for line in device.promised.lines}
-        return all(promised.get(line.key) == line.bytes for line in device.resident)
+        return all(promised.get(line.key, 0) == line.bytes for line in device.resident)
 
-    def _weights_exact(self, device: DeviceStatus) -> bool:
-        expected = {self._first.weights_bytes, self._second.weights_bytes}
-        found = {line.bytes for line in device.resident if line.key.startswith("weights:")}
-        return found == expected
+    def _estimates_over(self, device: DeviceStatus) -> int:
+        """Dry-run sizes of the weights beyond what the real loads allocated."""
+        found = [line.bytes for line in device.resident if line.key.startswith("weights:")]
+        return self._first.weights_bytes + self._second.weights_bytes - sum(found)
 
     def _worker_pid(self) -> int:
         worker = self._device().worker

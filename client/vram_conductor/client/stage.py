@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import secrets
 import shutil
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
@@ -54,6 +55,7 @@ class Stage:
         endpoint: where clients connect.
         config: path of the configuration file.
         arena_dir: where this stage's parked states are.
+        log: what broker and workers wrote on stderr; gone with the stage.
     """
 
     def __init__(
@@ -70,7 +72,10 @@ class Stage:
         self.arena_dir = base / f"vmc-{secrets.token_hex(6)}"
         self.config = self.folder / "conductor.toml"
         self.config.write_text(self._text(devices, worker, broker))
-        self.supervisor = Supervisor(self.config, [device.id for device in devices], say=say)
+        self.log = self.folder / "log"
+        self.supervisor = Supervisor(
+            self.config, [device.id for device in devices], log=self.log, say=say
+        )
         self._thread: threading.Thread | None = None
         self.endpoint = ""
 
@@ -90,6 +95,8 @@ class Stage:
             self.endpoint = self.supervisor.start()["clients"]
         except BaseException:
             self.supervisor.shutdown()
+            if self.log.exists():
+                sys.stderr.write(self.log.read_text(errors="replace"))
             self._clean()
             raise
         self._thread = threading.Thread(target=self.supervisor.run, name="supervisor", daemon=True)

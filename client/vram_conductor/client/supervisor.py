@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from vram_conductor.protocol.errors import Unavailable
@@ -56,7 +56,6 @@ class Child:
     not_before_s: float = 0.0
     failures: int = 0
     restarts: int = 0
-    env: dict[str, str] = field(default_factory=dict)
 
 
 class Supervisor:
@@ -65,7 +64,9 @@ class Supervisor:
     Args:
         config: path of the configuration file, or None for defaults.
         devices: ids of the devices whose workers are started here.
-        extra: flags passed on to broker and workers alike.
+        broker_args, worker_args: more flags for them.
+        drain_s: how long a stop waits for what runs, in seconds.
+        log: file that the children's stderr goes to; None: this process's own.
         say: where one-line news for a person go.
     """
 
@@ -77,11 +78,13 @@ class Supervisor:
         broker_args: list[str] | None = None,
         worker_args: list[str] | None = None,
         drain_s: float = 10.0,
+        log: Path | None = None,
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
         base = ["--config", str(config)] if config else []
         self._say = say
         self._drain_s = drain_s
+        self._log = log
         self._worker_base = [*base, *(worker_args or [])]
         self._devices = devices
         self._broker = Child(
@@ -160,14 +163,16 @@ class Supervisor:
     def _spawn(self, child: Child, *, capture: bool = False) -> None:
         # The life pipe's read end is inherited; start_new_session keeps a Ctrl-C in the terminal
         # from reaching the children before the drain has begun.
-        child.process = subprocess.Popen(
-            [*child.command, "--supervised-fd", str(self._life_r)],
-            pass_fds=[self._life_r],
-            start_new_session=True,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE if capture else None,
-            env={**os.environ, **child.env},
-        )
+        with contextlib.ExitStack() as stack:
+            stderr = stack.enter_context(self._log.open("ab")) if self._log else None
+            child.process = subprocess.Popen(
+                [*child.command, "--supervised-fd", str(self._life_r)],
+                pass_fds=[self._life_r],
+                start_new_session=True,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE if capture else None,
+                stderr=stderr,
+            )
         child.started_s = time.monotonic()
 
     def _read_endpoints(self) -> dict[str, str]:
