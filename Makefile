@@ -1,6 +1,8 @@
 # Everything starts here: `make help`.
 PYTHON ?= python3
 PY := .venv/bin/python
+# Gemma 3 270M is under its own terms: opt-in for the demo (GEMMA=1), test input unless GEMMA=0.
+GEMMA ?=
 .DEFAULT_GOAL := help
 .PHONY: help setup models demo test check format bench vectors clean
 
@@ -10,14 +12,14 @@ help: ## show this list
 setup: ## venv in .venv, dependencies, llama.cpp from source (5 minutes once, then nothing)
 	@$(PYTHON) scripts/setup.py
 
-models: ## setup, and the two small models of demo and tests (350 MB once)
-	@$(PYTHON) scripts/setup.py --models
+models: ## setup, and the two small models of demo and tests (350 MB once; GEMMA=0: one)
+	@$(PYTHON) scripts/setup.py --models $(if $(filter 0,$(GEMMA)),--no-gemma)
 
-demo: models ## three agents, two models, one budget that holds one pool; with receipts
-	@$(PY) -m vram_conductor.client.cli demo
+demo: setup ## three agents, two models, one budget that holds one pool; with receipts
+	@$(PY) -m vram_conductor.client.cli demo $(if $(filter 1,$(GEMMA)),--gemma)
 
 test: models ## the whole test suite, on real sockets and real models
-	@$(PY) -m pytest
+	@VRAM_CONDUCTOR_TEST_GEMMA=$(GEMMA) $(PY) -m pytest
 
 check: setup ## ruff, mypy strict, golden vectors
 	@$(PY) -m ruff check .
