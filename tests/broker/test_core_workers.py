@@ -15,7 +15,7 @@ from vram_conductor.protocol import messages as m
 from vram_conductor.protocol.config import DeviceConfig
 from vram_conductor.protocol.errors import LEDGER_DENY, Code, InvalidArgument
 from vram_conductor.protocol.status import AgentStatus, DeviceStatus
-from vram_conductor.protocol.values import ConversationKey, Line, Memory
+from vram_conductor.protocol.values import ConversationKey, Line, Memory, PoolShape
 
 MAIN = ConversationKey("local", "coder", "main")
 
@@ -494,6 +494,22 @@ def test_status_shows_promised_beside_resident_and_where_conversations_are() -> 
     assert Line("weights:m-small", 90 * MIB, detail="small") in status.promised.lines
     conversation = agent(bench).conversations[0]
     assert (conversation.where, conversation.parked_bytes) == ("parked", 777)
+
+
+def test_pool_opened_at_first_use_is_booked_at_its_real_size() -> None:
+    bench = Bench()
+    worker = bench.worker()
+    worker.loaded_sizes = {"pool_bytes": None}
+    client = bench.client()
+    assert client.ok(client.register("coder"))["unmeasured"] is True
+    shape = worker.all(c.Load)[0].shape
+    # A pool of another shape is the one from before: its size says nothing about this one.
+    other = PoolShape(256, 1)
+    worker.residency(lines=[Line("pool:m-small@f16", 1 * MIB, shape=other)])
+    assert agent(bench).unmeasured is True
+    worker.residency(lines=[Line("pool:m-small@f16", 21 * MIB, shape=shape)])
+    assert agent(bench).unmeasured is False
+    assert agent(bench).pool_bytes == 21 * MIB
 
 
 def test_old_or_foreign_reports_are_ignored() -> None:

@@ -7,12 +7,13 @@ import dataclasses
 from vram_conductor.broker.capacity import DeviceSpec
 from vram_conductor.broker.claims import Measured, check_bytes
 from vram_conductor.broker.commanding import Commander
+from vram_conductor.broker.decisions import Deny
 from vram_conductor.broker.devices import Device
 from vram_conductor.broker.state import MS, State
 from vram_conductor.protocol.commands import Ready, Residency
 from vram_conductor.protocol.config import Config
 from vram_conductor.protocol.errors import ConductorError, ErrorInfo
-from vram_conductor.protocol.values import Memory
+from vram_conductor.protocol.values import Line, Memory
 
 
 def device_spec(config: Config, device: Device, ready: Ready) -> DeviceSpec:
@@ -88,17 +89,10 @@ class Samples:
         self._commander.send_budget(device)
 
     def _book_lines(self, device: Device, report: Residency) -> None:
-        """Weights and scratch were allocated: what they really take replaces the estimate. Pools
-        are not booked here, since a line does not tell which shape it is of."""
+        """What was really allocated replaces the estimates."""
         for line in report.lines:
-            what, _, model = line.key.partition(":")
-            if line.unmeasured or what not in ("weights", "scratch"):
-                continue
             try:
-                if what == "weights":
-                    deny = device.ledger.measured(model, Measured(weights_bytes=line.bytes))
-                else:
-                    deny = device.ledger.measured(model, Measured(scratch_bytes=line.bytes))
+                deny = self._book(device, line)
             except ConductorError as error:
                 self._state.log("error", "bad_residency", device=device.id, reason=error.reason)
                 continue
@@ -111,3 +105,20 @@ class Samples:
                     line=line.key,
                     short_by_bytes=deny.short_by_bytes,
                 )
+
+    def _book(self, device: Device, line: Line) -> Deny | None:
+        """One line. A pool's only counts while it has the shape that is promised now: the worker
+        may still have the one from before."""
+        what, _, name = line.key.partition(":")
+        if line.unmeasured:
+            return None
+        if what == "weights":
+            return device.ledger.measured(name, Measured(weights_bytes=line.bytes))
+        if what == "scratch":
+            return device.ledger.measured(name, Measured(scratch_bytes=line.bytes))
+        if what == "pool" and line.shape is not None:
+            model = name.rpartition("@")[0]
+            pool = device.ledger.pool(model, line.shape.kv_type)
+            if pool is not None and pool.shape == line.shape:
+                return device.ledger.measured(model, Measured(pool_bytes=line.bytes), line.shape)
+        return None

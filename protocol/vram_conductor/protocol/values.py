@@ -179,12 +179,14 @@ class Line(msgspec.Struct, frozen=True, omit_defaults=True):
         bytes: its size.
         unmeasured: committed at the estimate; not allocated yet.
         detail: free text for a person (file name, cells × slots …).
+        shape: pool lines of RESIDENCY: the dimensions that were allocated.
     """
 
     key: str
     bytes: int
     unmeasured: bool = False
     detail: str = ""
+    shape: PoolShape | None = None
 
 
 class Swap(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
