@@ -144,7 +144,7 @@ class Demo:
         except LedgerDeny as error:
             took = 1000 * (time.monotonic() - began)
             self._receipts.say(error.info.message)
-            hint = int(error.details.get("largest_n_ctx_that_fits") or 0)
+            hint = error.largest_n_ctx
         else:
             self._receipts.check("refused", False, "it was admitted")
             return

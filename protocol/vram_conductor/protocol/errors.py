@@ -134,6 +134,11 @@ class ResourceExhausted(ConductorError):
 class LedgerDeny(ResourceExhausted):
     """REGISTER was refused by the VRAM ledger; ``details`` holds the numbers."""
 
+    @property
+    def largest_n_ctx(self) -> int:
+        """The largest context, in tokens, that would be admitted now; 0 if none would."""
+        return int(self.info.details.get("largest_n_ctx_that_fits") or 0)
+
 
 class FailedPrecondition(ConductorError):
     code = Code.FAILED_PRECONDITION
