@@ -1,6 +1,8 @@
 """Golden vectors: our codec and an independent msgpack agree on every byte of them."""
 
 import json
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any, get_args
 
@@ -148,3 +150,23 @@ def test_check_finds_a_difference(tmp_path: Path, capsys: pytest.CaptureFixture[
     (tmp_path / "worker.json").unlink()
     assert command.main(["--check", "--folder", str(tmp_path)]) == 1
     assert "client.json, worker.json" in capsys.readouterr().err
+
+
+NODE = shutil.which("node")
+
+
+@pytest.mark.skipif(NODE is None, reason="no Node.js here to read the vectors with")
+def test_another_language_reads_the_same_values(tmp_path: Path) -> None:
+    def read(folder: Path) -> subprocess.CompletedProcess[str]:
+        reader = Path(__file__).with_name("vectors.mjs")
+        command = [str(NODE), str(reader), str(folder)]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+    done = read(FOLDER)
+    assert done.returncode == 0, done.stderr
+    readable = [entry for entry in VALID if entry["json"] is not None]
+    assert done.stdout == f"{len(readable)} vectors\n"
+    for name in ("client.json", "worker.json"):
+        text = (FOLDER / name).read_text("utf-8")
+        (tmp_path / name).write_text(text.replace('"coder"', '"coder2"'), "utf-8")
+    assert read(tmp_path).returncode == 1
