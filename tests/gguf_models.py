@@ -40,6 +40,8 @@ class Spec:
     n_ff: int = 96
     n_swa: int = 32
     n_ctx_train: int = 4096
+    n_ctx_original: int | None = None
+    """Training context before rope scaling; models with long and short factors have it."""
     vocab: Literal["none", "bytes"] = "none"
     chat_template: str | None = None
     tied: bool = True
@@ -138,6 +140,8 @@ def _common(writer: gguf.GGUFWriter, spec: Spec) -> None:
         writer.add_shortconv_l_cache(3)
     if spec.arch != "jamba":
         writer.add_rope_freq_base(10000.0)
+    if spec.n_ctx_original is not None:
+        writer.add_rope_scaling_orig_ctx_len(spec.n_ctx_original)
 
 
 def _vocabulary(writer: gguf.GGUFWriter, spec: Spec) -> None:

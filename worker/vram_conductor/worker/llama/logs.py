@@ -10,12 +10,11 @@ from __future__ import annotations
 import re
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-LEVEL_INFO, LEVEL_WARN, LEVEL_ERROR, LEVEL_DEBUG, LEVEL_CONT = 1, 2, 3, 4, 5
-"""``enum ggml_log_level`` (ggml.h)."""
+LEVEL_DEBUG, LEVEL_INFO, LEVEL_WARN, LEVEL_ERROR, LEVEL_CONT = 1, 2, 3, 4, 5
+"""``enum ggml_log_level`` (ggml.h; llama-cpp-python's own logger has an older numbering)."""
 
 LINES_MAX = 4096
 """Lines kept of one capture; a load logs a few hundred."""
@@ -120,7 +119,7 @@ class Capture:
         for level in (LEVEL_ERROR, LEVEL_WARN):
             for seen, text in self.lines:
                 if seen == level and text:
-                    return re.sub(r"^\w+: ", "", text)
+                    return " ".join(re.sub(r"^\w+: ", "", text).split())
         return ""
 
 
@@ -160,16 +159,28 @@ class LogRouter:
         if capture is not None and len(capture.lines) < LINES_MAX:
             capture.lines.append((level, text))
 
-    @contextmanager
-    def capture(self) -> Iterator[Capture]:
-        """Collect this thread's lines. An inner capture takes them from the outer one."""
-        thread = threading.get_ident()
-        outer = self._captures.get(thread)
-        capture = self._captures[thread] = Capture()
-        try:
-            yield capture
-        finally:
-            if outer is None:
-                del self._captures[thread]
-            else:
-                self._captures[thread] = outer
+    def capture(self) -> Scope:
+        """``with router.capture() as capture``: collect this thread's lines meanwhile. An inner
+        scope takes them from the outer one."""
+        return Scope(self._captures)
+
+
+class Scope:
+    """See :meth:`LogRouter.capture`. Entered at every decode, hence no generator."""
+
+    __slots__ = ("_captures", "_outer", "_thread")
+
+    def __init__(self, captures: dict[int, Capture]) -> None:
+        self._captures = captures
+
+    def __enter__(self) -> Capture:
+        self._thread = threading.get_ident()
+        self._outer = self._captures.get(self._thread)
+        capture = self._captures[self._thread] = Capture()
+        return capture
+
+    def __exit__(self, *_error: object) -> None:
+        if self._outer is None:
+            del self._captures[self._thread]
+        else:
+            self._captures[self._thread] = self._outer

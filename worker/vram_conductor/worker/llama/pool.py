@@ -133,8 +133,23 @@ class LlamaPool:
         return bool(ll.llama_memory_seq_rm(self._memory, slot, keep, -1))
 
     def _empty(self, slot: int) -> None:
-        ll.llama_memory_seq_rm(self._memory, slot, -1, -1)
         self._batch.last.pop(slot, None)
+        ll.llama_memory_seq_rm(self._memory, slot, -1, -1)
+        if self.pos_max(slot) != -1:
+            self._empty_by_force(slot)
+
+    def _empty_by_force(self, slot: int) -> None:
+        """A corrupted state may have left cells at negative positions, which no removal of
+        llama.cpp reaches: clear everything and put the other slots back."""
+        others = [other for other in range(self.shape.slots) if other != slot]
+        saved = {other: bytearray(self.state_bytes(other)) for other in others}
+        for other, buffer in saved.items():
+            self.get_state(other, memoryview(buffer))
+        ll.llama_memory_clear(self._memory, False)
+        logits = dict(self._batch.last)
+        for other, buffer in saved.items():
+            self.set_state(other, memoryview(buffer))
+        self._batch.last = logits
 
     def state_bytes(self, slot: int) -> int:
         """Current size of the slot's state; changes with every decode. 0 if it is empty."""
@@ -196,11 +211,12 @@ class LlamaPool:
         source = ctypes.cast(body.ctypes.data, ctypes.POINTER(ctypes.c_uint8))
         with library().logs.capture() as capture:
             read = int(ll.llama_state_seq_set_data(self._context, source, body.nbytes, slot))
-        if read != body.nbytes:
-            # Part of it may be there already, behind a pos_max of -1.
-            self._empty(slot)
-            why = capture.problem() or f"{read} of {body.nbytes} bytes were taken"
-            raise _state_failed(slot, blob.nbytes, why)
+        if read == body.nbytes and 0 <= self.pos_min(slot) <= self.pos_max(slot):
+            return
+        # Part of it may be there already, behind a pos_max of -1.
+        self._empty(slot)
+        why = capture.problem() or f"{read} of {body.nbytes} bytes were taken"
+        raise _state_failed(slot, blob.nbytes, why)
 
     def close(self) -> None:
         """Free the context. Idempotent."""
