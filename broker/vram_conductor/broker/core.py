@@ -24,6 +24,7 @@ from vram_conductor.broker.events import (
     ClientGone,
     ClientMessageIn,
     Event,
+    JournalTrouble,
     Shutdown,
     Tick,
     WorkerBad,
@@ -110,8 +111,8 @@ class Core:
             case Tick():
                 for key in state.timers.due(state.now_ns):
                     self._expire(key)
-            case ClientBad(peer=peer, error=error):
-                self._clients.bad(peer, error)
+            case ClientBad(peer=peer, error=error, rid=rid):
+                self._clients.bad(peer, error, rid)
             case ClientGone(peer=peer):
                 self._clients.left(peer, said_bye=False)
             case WorkerBad(peer=peer, error=error):
@@ -120,6 +121,8 @@ class Core:
                 self._workers.gone(peer)
             case Shutdown(drain_ms=drain_ms):
                 self._drainage.start(drain_ms)
+            case JournalTrouble(why=why):
+                state.journal_trouble = why
         self._settle()
         return state.effects
 

@@ -31,10 +31,12 @@ class ClientMessageIn:
 
 @dataclass(frozen=True, slots=True)
 class ClientBad:
-    """Undecodable frames of a client; ``error`` is what the codec raised."""
+    """Undecodable frames of a client; ``error`` is what the codec raised, ``rid`` the request's
+    id if that much could be read."""
 
     peer: bytes
     error: ConductorError
+    rid: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,13 @@ class Shutdown:
     drain_ms: int
 
 
+@dataclass(frozen=True, slots=True)
+class JournalTrouble:
+    """The disk does not take the journal: ``why`` says so in STATUS. Empty: it does again."""
+
+    why: str
+
+
 Event = (
     ClientMessageIn
     | ClientBad
@@ -89,4 +98,5 @@ Event = (
     | WorkerGone
     | Tick
     | Shutdown
+    | JournalTrouble
 )

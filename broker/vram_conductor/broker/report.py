@@ -27,6 +27,7 @@ def status_report(state: State, principal: str | None) -> StatusReport:
         version=state.version,
         uptime_ms=(state.now_ns - state.started_ns) // MS,
         draining=state.draining,
+        journal_trouble=state.journal_trouble,
         sessions=len(state.sessions),
         devices=[_device(state, device) for device in state.devices.values()],
         agents=agent_list(state, list(agents)),

@@ -44,6 +44,7 @@ class State:
             config.broker.queued_jobs_max, config.broker.queued_jobs_per_agent_max
         )
         self.draining = False
+        self.journal_trouble = ""
         self.dispatch_due: set[str] = set()
         """Devices for which a job may be able to leave the queue."""
         self.admission_due: set[str] = set()

@@ -175,6 +175,8 @@ class StatusReport(StatusStruct, frozen=True, kw_only=True):
         queued, queued_max: jobs that wait at the broker, and the bound.
         jobs: running ones first, then the queue in order.
         jobs_done, jobs_failed: since the broker's start.
+        journal_trouble: why agents and conversations would not survive a crash of the broker
+            right now (a full disk); empty when all is well.
         version: of the broker's package.
     """
 
@@ -191,6 +193,7 @@ class StatusReport(StatusStruct, frozen=True, kw_only=True):
     jobs: list[JobStatus] = []
     jobs_done: int = 0
     jobs_failed: int = 0
+    journal_trouble: str = ""
 
 
 class AgentList(StatusStruct, frozen=True, kw_only=True):
