@@ -36,19 +36,23 @@ from vram_conductor.worker import logs
 from vram_conductor.worker.arena_dir import ArenaDir
 from vram_conductor.worker.core import Core
 from vram_conductor.worker.digest import Digester
+from vram_conductor.worker.engine import Estimator
 from vram_conductor.worker.estimating import Estimating
 from vram_conductor.worker.exits import EXIT_INTERNAL, EXIT_USAGE, exit_code
 from vram_conductor.worker.kvstore import KVStore
 from vram_conductor.worker.link import Arrived, Inbound, Link
 from vram_conductor.worker.llama import open_engine
 from vram_conductor.worker.llama.options import EngineOptions
-from vram_conductor.worker.loop import EngineLoop, Identity, Inbox, Stop
+from vram_conductor.worker.loop import EngineLoop, Identity, Inbox, Sampler, Stop
 from vram_conductor.worker.memory import CpuSampler
 from vram_conductor.worker.options import Options, parse
 from vram_conductor.worker.resolver import Resolver
 from vram_conductor.worker.vram import NvmlSampler
 
 log = logging.getLogger(__name__)
+
+LOCK_PATIENCE_S = 5.0
+"""A worker that was killed keeps its lock until its memory is gone."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -86,59 +90,71 @@ def run(options: Options) -> int:
 
 def build(options: Options, inbox: Inbox, stack: ExitStack) -> EngineLoop:
     """Everything, in order; ``stack`` takes it apart in reverse."""
-    config, device = options.config, options.device
+    device = options.device
     store = open_store(options, stack)
-    if device.kind == "cuda":
-        sampler: CpuSampler | NvmlSampler = NvmlSampler(device.id)
-    else:
-        sampler = CpuSampler(
-            device.id,
-            parse_bytes(device.capacity),
-            store.capacity_bytes,
-            lambda: store.used_bytes,
-        )
+    sampler = open_sampler(options, store)
     stack.callback(sampler.close)
     engine_options = engine_options_for(options, sampler)
     engine = open_engine(engine_options)
     stack.callback(engine.close)
-    base_bytes = sampler.measure_base()
-    worker_epoch = time.time_ns()
-    core = Core(
-        engine,
-        store,
-        worker_epoch=worker_epoch,
-        clock=time.monotonic_ns,
-        draw_seed=lambda: random.SystemRandom().getrandbits(32),
-        base_bytes=base_bytes,
-        batch_tokens=engine_options.batch_tokens,
-    )
-    digester = Digester(enabled=config.worker.verify_digest)
-    stack.callback(digester.close)
-    resolver = open_resolver(config.worker)
-    link = Link(
-        worker_endpoint(config.broker),
-        lambda item: route(item),
-        lambda: (core.steps, core.busy),
-        config.worker.hang_ms,
-    )
-    estimating = Estimating(engine.estimator, resolver, digester, worker_epoch, link.send)
-    route = router(inbox, estimating)
-    stack.callback(link.close)
-    stack.callback(estimating.close)
     identity = Identity(
-        worker_epoch=worker_epoch,
+        worker_epoch=time.time_ns(),
         version=importlib.metadata.version("vram-conductor"),
         build=engine.build,
-        base_bytes=base_bytes,
+        base_bytes=sampler.measure_base(),
         host_total_bytes=store.capacity_bytes,
         mechanism_note="states are copied between slots and shared memory",
     )
-    loop = EngineLoop(
-        core, link, inbox, sampler, resolver, digester, identity, config.worker.sample_ms
+    core = Core(
+        engine,
+        store,
+        worker_epoch=identity.worker_epoch,
+        clock=time.monotonic_ns,
+        draw_seed=lambda: random.SystemRandom().getrandbits(32),
+        base_bytes=identity.base_bytes,
+        batch_tokens=engine_options.batch_tokens,
     )
-    link.start()
+    loop = connect(options, core, engine.estimator, sampler, identity, inbox, stack)
     log.info("serving %s, build %s", device.id, engine.build)
     return loop
+
+
+def connect(
+    options: Options,
+    core: Core,
+    estimator: Estimator,
+    sampler: Sampler,
+    identity: Identity,
+    inbox: Inbox,
+    stack: ExitStack,
+) -> EngineLoop:
+    """Start the threads that talk to the broker, and make the loop for this one."""
+    worker = options.config.worker
+    digester = Digester(enabled=worker.verify_digest)
+    stack.callback(digester.close)
+    resolver = open_resolver(worker)
+    link = Link(
+        worker_endpoint(options.config.broker),
+        lambda item: route(item),
+        lambda: loop.progress(),
+        worker.hang_ms,
+    )
+    stack.callback(link.close)
+    estimating = Estimating(estimator, resolver, digester, identity.worker_epoch, link.send)
+    stack.callback(estimating.close)
+    route = router(inbox, estimating)
+    loop = EngineLoop(core, link, inbox, sampler, resolver, digester, identity, worker.sample_ms)
+    link.start()
+    return loop
+
+
+def open_sampler(options: Options, store: KVStore) -> CpuSampler | NvmlSampler:
+    """What measures the device."""
+    device = options.device
+    if device.kind == "cuda":
+        return NvmlSampler(device.id)
+    capacity_bytes = parse_bytes(device.capacity)
+    return CpuSampler(device.id, capacity_bytes, store.capacity_bytes, lambda: store.used_bytes)
 
 
 def router(inbox: Inbox, estimating: Estimating) -> Callable[[Inbound], None]:
@@ -156,7 +172,7 @@ def router(inbox: Inbox, estimating: Estimating) -> Callable[[Inbound], None]:
 def open_store(options: Options, stack: ExitStack) -> KVStore:
     """The parked states of this device; never promises more than the file system has."""
     config, device = options.config, options.device
-    folder = ArenaDir(arena_dir(config.worker), device.id)
+    folder = ArenaDir(arena_dir(config.worker), device.id, LOCK_PATIENCE_S)
     stack.callback(folder.close)
     wanted = parse_bytes(device.host_cap)
     info = os.fstatvfs(folder.fd)

@@ -12,6 +12,7 @@ import hashlib
 import os
 import re
 import stat
+import time
 from pathlib import Path
 from urllib.parse import quote
 
@@ -26,6 +27,7 @@ from vram_conductor.protocol.values import ConversationKey
 
 _OWN_NAME = re.compile(r"[0-9a-f]{32}\.kv(\.new)?")
 _LOCK_NAME = "lock"
+_LOCK_POLL_S = 0.05
 _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -48,8 +50,9 @@ class ArenaDir:
         fd: its descriptor.
     """
 
-    def __init__(self, arena_dir: Path, device: str) -> None:
-        """Create the folders where they are missing, check them, take the lock.
+    def __init__(self, arena_dir: Path, device: str, patience_s: float = 0.0) -> None:
+        """Create the folders where they are missing, check them, take the lock (waiting for it
+        for ``patience_s``).
 
         Raises:
             PermissionDenied: ``arena_dir_unsafe``: a link, another owner, open to others.
@@ -61,12 +64,12 @@ class ArenaDir:
         self.path = arena_dir / f"device-{quote(device, safe='')}"
         self.fd = _private_folder(self.path)
         try:
-            self._lock_fd = self._lock(device)
+            self._lock_fd = self._lock(device, patience_s)
         except BaseException:
             os.close(self.fd)
             raise
 
-    def _lock(self, device: str) -> int:
+    def _lock(self, device: str, patience_s: float) -> int:
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
             fd = os.open(_LOCK_NAME, flags, 0o600, dir_fd=self.fd)
@@ -74,9 +77,7 @@ class ArenaDir:
             raise ResourceExhausted(
                 "disk_full", f"cannot write in {self.path}: {error.strerror}"
             ) from None
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        if not _locked(fd, patience_s):
             holder = os.pread(fd, 32, 0).decode("ascii", "replace").strip()
             os.close(fd)
             raise FailedPrecondition(
@@ -84,7 +85,7 @@ class ArenaDir:
                 f"another worker (pid {holder or 'unknown'}) keeps parked states of {device} in "
                 f"{self.path}; stop it, or set another worker.arena_dir",
                 pid=holder,
-            ) from None
+            )
         os.ftruncate(fd, 0)
         os.pwrite(fd, str(os.getpid()).encode(), 0)
         return fd
@@ -118,6 +119,18 @@ class ArenaDir:
             os.close(self._lock_fd)
             os.close(self.fd)
             self.fd = -1
+
+
+def _locked(fd: int, patience_s: float) -> bool:
+    deadline_s = time.monotonic() + patience_s
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if time.monotonic() >= deadline_s:
+                return False
+            time.sleep(_LOCK_POLL_S)
 
 
 def _private_folder(path: Path) -> int:

@@ -6,6 +6,7 @@ would take seconds. The digest follows in the background at the first load and i
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import os
@@ -17,6 +18,7 @@ from vram_conductor.protocol.stamp import Stamp, read_stamp, stamp_of, write_sta
 
 log = logging.getLogger(__name__)
 
+_NICE = 19
 _CHUNK_BYTES = 8 * 1024 * 1024
 
 
@@ -53,6 +55,9 @@ class Digester:
             self._queue.put((path, expected))
 
     def _loop(self) -> None:
+        with contextlib.suppress(OSError):
+            # Linux: of this thread only. Whoever streams goes first.
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
         while (item := self._queue.get()) is not None:
             path, expected = item
             try:

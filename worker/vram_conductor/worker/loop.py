@@ -33,7 +33,6 @@ from vram_conductor.worker.exits import EXIT_OK, EXIT_TEMPORARY, EXIT_UNAVAILABL
 from vram_conductor.worker.link import (
     Arrived,
     Inbound,
-    Link,
     ReadyWanted,
     Refused,
     SessionLost,
@@ -61,6 +60,12 @@ class Stop:
 Inbox = queue.SimpleQueue[Inbound | Stop]
 
 
+class Outlet(Protocol):
+    """Where messages to the broker go; never blocks. ``link.Link`` is it."""
+
+    def send(self, *messages: Sent) -> None: ...
+
+
 class Sampler(Protocol):
     """Memory of the device: ``memory.CpuSampler`` or ``vram.NvmlSampler``."""
 
@@ -86,7 +91,7 @@ class EngineLoop:
     def __init__(
         self,
         core: Core,
-        link: Link,
+        link: Outlet,
         inbox: Inbox,
         sampler: Sampler,
         resolver: Resolver,
@@ -106,6 +111,12 @@ class EngineLoop:
         self._open = False
         self._loads: dict[tuple[int, int], Path] = {}
         self._stopping = False
+        self._handling = False
+
+    def progress(self) -> tuple[int, bool]:
+        """The step counter, and whether something goes on that should end soon (a load may take
+        its time). Read by the IO thread."""
+        return self._core.steps, self._core.busy or self._handling
 
     def run(self) -> int:
         """Serve until told to leave; returns the exit code. Everything is parked then."""
@@ -171,7 +182,9 @@ class EngineLoop:
     def _command(self, command: Command, raw: list[bytes]) -> None:
         if isinstance(command, Load):
             self._loads[command.broker_epoch, command.op] = Path(command.path)
+        self._handling = not isinstance(command, Load)
         self._core.handle(command, raw, time.monotonic_ns())
+        self._handling = False
         # A load may have taken seconds: its answer must not wait for the next step as well.
         self._emit()
 

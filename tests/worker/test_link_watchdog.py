@@ -1,0 +1,92 @@
+"""The watchdog and the pace of reports, purely."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from vram_conductor.worker.reporter import Reporter
+from vram_conductor.worker.watchdog import EXIT_HANG, Watchdog, give_up, io_bytes
+
+MS = 1_000_000
+
+
+def test_a_busy_engine_that_steps_is_alive() -> None:
+    watchdog = Watchdog(1000, 0)
+    for now in range(0, 10_000, 100):
+        assert not watchdog.hangs(now, True, 0, now * MS)
+
+
+def test_an_idle_engine_never_hangs() -> None:
+    watchdog = Watchdog(1000, 0)
+    assert not watchdog.hangs(5, False, 0, 0)
+    assert not watchdog.hangs(5, False, 0, 99_000 * MS)
+    assert not watchdog.hangs(5, True, 0, 99_900 * MS), "busy only now"
+    assert watchdog.hangs(5, True, 0, 101_000 * MS)
+
+
+def test_a_busy_engine_without_steps_hangs_after_the_time() -> None:
+    watchdog = Watchdog(1000, 0)
+    assert not watchdog.hangs(5, True, 0, 0)
+    assert not watchdog.hangs(5, True, 0, 999 * MS)
+    assert watchdog.hangs(5, True, 0, 1000 * MS)
+    assert watchdog.stuck_ms(1000 * MS) == 1000
+    assert not watchdog.hangs(6, True, 0, 1001 * MS)
+
+
+def test_reading_a_large_file_is_movement_and_a_little_is_not() -> None:
+    watchdog = Watchdog(1000, 0)
+    assert not watchdog.hangs(5, True, 0, 0)
+    for second in range(1, 60):
+        assert not watchdog.hangs(5, True, second << 20, second * 900 * MS)
+    watchdog = Watchdog(1000, 0)
+    watchdog.hangs(5, True, 0, 0)
+    assert watchdog.hangs(5, True, 4096, 1000 * MS)
+
+
+def test_io_is_counted(tmp_path: Path) -> None:
+    before = io_bytes()
+    if before == 0:
+        pytest.skip("no /proc/self/io here")
+    file = tmp_path / "big"
+    file.write_bytes(bytes(4 << 20))
+    file.read_bytes()
+    assert io_bytes() - before >= 4 << 20
+    assert io_bytes(tmp_path / "none") == 0
+
+
+def test_giving_up_uses_the_code_that_asks_for_a_restart() -> None:
+    class Left(Exception):
+        pass
+
+    def leave(code: int) -> None:
+        raise Left(code)
+
+    with pytest.raises(Left, match=str(EXIT_HANG)):
+        give_up(5, leave)  # type: ignore[arg-type]
+
+
+def test_reports_on_change_and_on_the_timer() -> None:
+    reporter = Reporter(sample_ms=2000)
+    assert reporter.due(1, 0)
+    assert not reporter.due(1, 1999 * MS)
+    assert reporter.due(1, 2000 * MS)
+    assert not reporter.due(2, 2010 * MS), "changes in quick succession are told together"
+    assert reporter.next_ns(2, 2010 * MS) == 2050 * MS
+    assert reporter.due(3, 2050 * MS)
+    assert reporter.seq == 3
+
+
+def test_a_new_session_is_told_at_once() -> None:
+    reporter = Reporter(sample_ms=2000)
+    reporter.due(1, 0)
+    reporter.restart()
+    assert reporter.due(1, 1)
+    assert reporter.seq == 2, "numbers go on: the broker keeps the newest"
+
+
+def test_a_short_period_wins_over_the_pause() -> None:
+    reporter = Reporter(sample_ms=10)
+    assert reporter.due(1, 0)
+    assert reporter.due(2, 10 * MS)

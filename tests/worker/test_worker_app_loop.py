@@ -1,0 +1,254 @@
+"""The engine loop with a fake engine, real arenas and a list instead of a socket."""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_engine import FakeDevice, FakeEngine, ModelSpec
+
+from vram_conductor.protocol.catalogue import Catalogue
+from vram_conductor.protocol.commands import (
+    Budget,
+    Failed,
+    Load,
+    Loaded,
+    Ready,
+    Residency,
+    Run,
+    RunDone,
+    Started,
+    WorkerBye,
+    WorkerOk,
+    WorkerWelcome,
+)
+from vram_conductor.protocol.errors import Code, ErrorInfo
+from vram_conductor.protocol.values import (
+    AgentKey,
+    ConversationKey,
+    DeviceInfo,
+    Memory,
+    PoolShape,
+    Sampling,
+)
+from vram_conductor.worker.arena_dir import ArenaDir
+from vram_conductor.worker.core import Core
+from vram_conductor.worker.digest import Digester
+from vram_conductor.worker.kvstore import KVStore
+from vram_conductor.worker.link import Arrived, ReadyWanted, Refused, SessionLost
+from vram_conductor.worker.loop import EngineLoop, Identity, Inbox, Stop
+from vram_conductor.worker.outbox import Sent
+from vram_conductor.worker.resolver import Resolver
+
+SPEC = ModelSpec("tiny")
+SHAPE = PoolShape(cells=256, slots=1)
+MAIN = ConversationKey("local", "coder", "main")
+
+
+class Samples:
+    """A device that others use more and more."""
+
+    def __init__(self) -> None:
+        self.foreign = 0
+
+    def info(self) -> DeviceInfo:
+        return DeviceInfo(device="cpu", kind="cpu", name="fake", total_bytes=1 << 30)
+
+    def sample(self, own_bytes: int) -> Memory:
+        self.foreign += 1
+        return Memory(
+            used_bytes=own_bytes + self.foreign, own_bytes=own_bytes, foreign_bytes=self.foreign
+        )
+
+
+class Life:
+    """One life of a worker; messages that it sends are in ``sent``."""
+
+    def __init__(self, folder: Path, worker_epoch: int = 7) -> None:
+        self.sent: list[Any] = []
+        self.leave_after: type[Any] | None = None
+        self.inbox: Inbox = queue.SimpleQueue()
+        self.store = KVStore(ArenaDir(folder, "cpu"), 1 << 26)
+        engine = FakeEngine([SPEC], FakeDevice())
+        core = Core(
+            engine,
+            self.store,
+            worker_epoch=worker_epoch,
+            clock=time.monotonic_ns,
+            draw_seed=lambda: 1,
+        )
+        self.digester = Digester(enabled=False)
+        resolver = Resolver(Catalogue(), folder, folder, [])
+        identity = Identity(worker_epoch, "0", engine.build, 0, self.store.capacity_bytes, "")
+        self.loop = EngineLoop(
+            core, self, self.inbox, Samples(), resolver, self.digester, identity, 2000
+        )
+        self._op = 0
+
+    def send(self, *messages: Sent) -> None:
+        self.sent += [message for message, _ in messages]
+        if self.leave_after and any(isinstance(item, self.leave_after) for item, _ in messages):
+            self.inbox.put(Stop("test"))
+
+    def welcome(self, known: list[ConversationKey] | None = None, epoch: int = 1) -> None:
+        self.inbox.put(
+            Arrived(
+                WorkerWelcome(
+                    v=(1, 0), broker_epoch=epoch, heartbeat_ms=100, conversations=known or []
+                ),
+                [],
+            )
+        )
+
+    def command(self, kind: Any, **fields: Any) -> int:
+        self._op += 1
+        self.inbox.put(Arrived(kind(broker_epoch=1, op=self._op, **fields), []))
+        return self._op
+
+    def load(self) -> int:
+        return self.command(
+            Load,
+            agent=AgentKey("local", "coder"),
+            model=SPEC.model,
+            path=SPEC.path,
+            shape=SHAPE,
+            n_ctx=200,
+            state_bytes=1000,
+            weights_bytes=SPEC.weights_bytes,
+            pool_bytes=SPEC.pool_bytes(SHAPE),
+            budget_bytes=1 << 20,
+        )
+
+    def run_job(self, max_tokens: int | None = 5, **fields: Any) -> int:
+        fields = {"version": 0, "transcript_tokens": 0, **fields}
+        return self.command(
+            Run,
+            job=self._op + 1,
+            conversation=MAIN,
+            prompt="abc",
+            max_tokens=max_tokens,
+            sampling=Sampling(temperature=0.0),
+            **fields,
+        )
+
+    def leave(self, after: type[Any] | None = None) -> int:
+        """Run to the end, which comes at once or once a message of this type was sent."""
+        self.leave_after = after
+        if after is None:
+            self.inbox.put(Stop("test"))
+        code = self.loop.run()
+        self.close()
+        return code
+
+    def close(self) -> None:
+        self.digester.close()
+        self.store.close()
+
+    def of(self, kind: type[Any]) -> list[Any]:
+        return [message for message in self.sent if isinstance(message, kind)]
+
+
+@pytest.fixture
+def life(tmp_path: Path) -> Iterator[Life]:
+    made = Life(tmp_path / "arenas")
+    yield made
+    made.close()
+
+
+def test_a_whole_life(life: Life, tmp_path: Path) -> None:
+    life.inbox.put(ReadyWanted())
+    life.welcome()
+    load = life.load()
+    run = life.run_job()
+    assert life.leave(after=RunDone) == 0
+    (ready,) = life.of(Ready)
+    assert (ready.worker_epoch, ready.parked, ready.base_bytes) == (7, [], 0)
+    (loaded,) = life.of(Loaded)
+    assert loaded.op == load
+    assert life.of(Started)[0].op == life.of(RunDone)[0].op == run
+    assert isinstance(life.sent[-1], WorkerBye)
+    assert life.of(WorkerOk), "the drain was answered"
+    assert life.sent.index(loaded) < life.sent.index(life.of(Started)[0])
+    again = Life(tmp_path / "arenas", worker_epoch=8)
+    again.inbox.put(ReadyWanted())
+    again.welcome([MAIN])
+    assert again.leave() == 0
+    (ready,) = again.of(Ready)
+    assert [state.conversation for state in ready.parked] == [MAIN]
+
+
+def test_reports_follow_the_welcome_and_carry_the_epochs(life: Life) -> None:
+    life.welcome()
+    life.load()
+    life.leave()
+    reports = life.of(Residency)
+    assert reports
+    assert all((found.broker_epoch, found.worker_epoch) == (1, 7) for found in reports)
+    assert [found.seq for found in reports] == sorted({found.seq for found in reports})
+    assert reports[-1].memory.own_bytes == sum(line.bytes for line in reports[-1].lines)
+
+
+def test_nothing_is_reported_without_a_session(life: Life) -> None:
+    life.leave()
+    assert not life.of(Residency)
+
+
+def test_a_lost_session_ends_what_runs(life: Life) -> None:
+    life.welcome()
+    life.load()
+    op = life.run_job(max_tokens=None)
+    life.inbox.put(SessionLost())
+    life.leave()
+    (end,) = [found for found in life.of(RunDone) if found.op == op]
+    assert end.usage.stop_reason == "cancelled"
+    assert end.usage.generated_tokens == 0
+
+
+def test_commands_of_a_former_epoch_are_ignored(life: Life) -> None:
+    life.welcome(epoch=2)
+    life.command(Budget, budget_bytes=5)
+    life.leave()
+    assert all(found.broker_epoch == 2 for found in life.of(WorkerOk))
+
+
+@pytest.mark.parametrize(("reason", "code"), [("device_taken", 69), ("stale_worker", 75)])
+def test_a_refusal_ends_the_loop(life: Life, reason: str, code: int) -> None:
+    life.inbox.put(Refused(ErrorInfo(Code.ABORTED, reason, "no")))
+    assert life.loop.run() == code
+
+
+def test_a_second_signal_cancels_what_the_first_lets_finish(life: Life) -> None:
+    life.welcome()
+    life.load()
+    op = life.run_job(max_tokens=None)
+    life.inbox.put(Stop("SIGTERM"))
+    life.inbox.put(Stop("SIGTERM"))
+    begin = time.monotonic()
+    assert life.loop.run() == 0
+    assert time.monotonic() - begin < 1.5
+    ends = [found for found in life.sent if isinstance(found, RunDone | Failed) and found.op == op]
+    assert len(ends) == 1
+
+
+def test_what_a_loader_says_while_draining(life: Life) -> None:
+    life.welcome()
+    life.inbox.put(Stop("SIGTERM"))
+    op = life.load()
+    assert life.loop.run() == 0
+    (failed,) = [found for found in life.of(Failed) if found.op == op]
+    assert failed.error.retryable
+
+
+def test_progress_is_what_the_watchdog_sees(life: Life) -> None:
+    assert life.loop.progress() == (0, False)
+    life.welcome()
+    life.load()
+    life.run_job()
+    life.leave(after=RunDone)
+    steps, busy = life.loop.progress()
+    assert steps >= 5
+    assert not busy
