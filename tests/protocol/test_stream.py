@@ -55,6 +55,22 @@ def test_credit_is_absolute_and_cumulative() -> None:
     assert stream.acked == 5, "nobody can acknowledge what was not sent"
 
 
+def test_a_late_smaller_credit_takes_nothing_back() -> None:
+    stream = filled(10, window=2)
+    stream.credit(ack=0, upto=8)
+    stream.credit(ack=0, upto=3)
+    assert len(stream.take()) == 8
+
+
+def test_nothing_is_given_out_while_nobody_is_attached() -> None:
+    stream = filled(2)
+    stream.detach(0)
+    assert stream.take() == []
+    assert stream.released == 0
+    stream.resume(0)
+    assert seqs(stream.take()) == [0, 1]
+
+
 def test_no_window_means_unlimited_and_credit_does_not_limit_it() -> None:
     stream = filled(100)
     stream.credit(ack=0, upto=1)
@@ -171,6 +187,10 @@ def test_a_resumed_client_that_lost_all_is_not_trimmed_away() -> None:
     stream.resume(0, window=2)
     stream.take()
     assert stream.trim() == 0
+    # A CREDIT of the former connection, read late, acknowledges what must be sent again.
+    stream.credit(5, 5)
+    assert stream.trim() > 0
+    assert seqs(stream.take()) == [2, 3, 4]
 
 
 def test_retention_and_orphans() -> None:
@@ -200,6 +220,9 @@ def test_duplicates_and_reordering_are_invisible() -> None:
     assert stream.offer(0, "a")
     assert not stream.offer(0, "a")
     assert [piece.text for piece in iter(stream.take, None)] == ["a", "b"]
+    assert not stream.offer(0, "a")
+    assert stream.take() is None
+    assert stream.resume_due() is None, "a duplicate is no gap"
     stream.end(2)
     assert stream.complete
 
