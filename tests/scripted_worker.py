@@ -347,7 +347,7 @@ class Bench:
         self.exit_code: int | None = None
         self.workers: dict[bytes, ScriptedWorker] = {}
         self.gone: set[bytes] = set()
-        self.terminals: dict[tuple[bytes, bytes], list[Any]] = defaultdict(list)
+        self.gone_workers: set[bytes] = set()
         self.watch: Callable[[SendClient | SendWorker], None] | None = None
         self._posted: list[Event] = []
         self._busy = False
@@ -370,6 +370,8 @@ class Bench:
     def _handle(self, event: Event) -> None:
         if isinstance(event, ClientMessageIn):
             self.gone.discard(event.peer)
+        if isinstance(event, WorkerMessageIn):
+            self.gone_workers.discard(event.peer)
         effects = self.core.handle(event, self.now_ns)
         if self.exit_code is None:
             self.core.validate_state()
@@ -381,6 +383,7 @@ class Bench:
                         self.watch(effect)
                     self.inbox[peer].append(message)
                 case SendWorker(peer=peer, message=command, raw=raw):
+                    assert peer not in self.gone_workers, f"{command} to a worker that is gone"
                     if self.watch is not None:
                         self.watch(effect)
                     worker = self.workers.get(peer)
@@ -396,11 +399,11 @@ class Bench:
     def tick(self) -> None:
         self.post(Tick())
 
-    def advance(self, ms: int, *, alive: bool = True) -> None:
+    def advance(self, ms: int, *, alive: bool = True, step_ms: int = 500) -> None:
         """Let time pass; ``alive``: clients and workers ping meanwhile."""
         end_ns = self.now_ns + ms * MS
         while self.now_ns < end_ns:
-            self.now_ns = min(end_ns, self.now_ns + 500 * MS)
+            self.now_ns = min(end_ns, self.now_ns + step_ms * MS)
             if alive:
                 for worker in list(self.workers.values()):
                     if not worker.dead and worker.welcome is not None and not worker.refused:
@@ -428,6 +431,7 @@ class Bench:
     def kill(self, worker: ScriptedWorker) -> None:
         """kill -9, noticed by the transport."""
         worker.dead = True
+        self.gone_workers.add(worker.peer)
         self.post(WorkerGone(worker.peer))
 
     # --- clients ------------------------------------------------------------------------------

@@ -619,3 +619,18 @@ def test_worker_that_lost_tokens_on_the_way_is_sent_the_transcript() -> None:
     worker.reply(job.run, c.RunDone, job=job.run.job, usage=usage)
     client.decode("coder")
     assert worker.all(c.Run)[-1].n_raw == 1
+
+
+def test_finished_results_are_kept_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vram_conductor.broker.jobs.RESULTS_MAX", 2)
+    bench, worker, client = setup()
+    rids = []
+    for _ in range(3):
+        rids.append(client.decode("coder"))
+        worker.finish(worker.job("coder"))
+    other = bench.client("c2")
+    for rid in rids:
+        other.send(m.Resume(rid=rid))
+    assert other.error(rids[0]).reason == "unknown_rid"
+    other.done(rids[1])
+    other.done(rids[2])

@@ -1,0 +1,92 @@
+"""The table of jobs: numbers, rids, and how many finished ones are kept."""
+
+from __future__ import annotations
+
+import pytest
+
+from vram_conductor.broker.jobs import Job, JobTable
+from vram_conductor.protocol.errors import Code, ErrorInfo
+from vram_conductor.protocol.messages import Decode, Done, Error
+from vram_conductor.protocol.stream import SendStream
+from vram_conductor.protocol.values import ConversationKey, Usage
+
+
+def add(table: JobTable, *, text: str = "", principal: str = "p", rid: int = 0) -> Job:
+    number = table.next_number()
+    key = rid or number
+    job = Job(
+        job=number,
+        rid=key.to_bytes(16, "big"),
+        principal=principal,
+        key=ConversationKey(principal, "a", "main"),
+        device="cpu",
+        priority=0,
+        message=Decode(rid=bytes(16), agent="a", prompt="x"),
+        digest=b"",
+        stream=SendStream(),
+        peer=None,
+        detach=False,
+        received_ns=0,
+        queue_deadline_ns=None,
+        deadline_ns=None,
+    )
+    if text:
+        job.stream.append(text)
+    table.add(job)
+    return job
+
+
+def end(table: JobTable, job: Job, *, well: bool = True) -> list[Job]:
+    job.state = "ended"
+    job.stream.finish(0)
+    if well:
+        job.terminal = Done(rid=job.rid, seq=0, usage=Usage())
+    else:
+        job.terminal = Error(rid=job.rid, error=ErrorInfo(Code.INTERNAL, "x", "x"))
+    return table.ended(job)
+
+
+def test_rids_belong_to_their_principal() -> None:
+    table = JobTable()
+    mine, other = add(table, rid=5), add(table, rid=5, principal="q")
+    assert table.by_rid("p", mine.rid) is mine
+    assert table.by_rid("q", mine.rid) is other
+    assert table.by_rid("r", mine.rid) is None
+
+
+def test_live_jobs_and_counts() -> None:
+    table = JobTable()
+    jobs = [add(table) for _ in range(3)]
+    end(table, jobs[0])
+    end(table, jobs[1], well=False)
+    assert list(table.live()) == [jobs[2]]
+    assert (table.done, table.failed, len(table)) == (1, 1, 3)
+    table.forget(jobs[0])
+    table.forget(jobs[0])
+    assert table.by_rid("p", jobs[0].rid) is None
+    assert len(table) == 2
+
+
+def test_oldest_results_go_first_by_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vram_conductor.broker.jobs.RESULTS_MAX", 2)
+    table = JobTable()
+    jobs = [add(table) for _ in range(4)]
+    assert [end(table, job) for job in jobs[:2]] == [[], []]
+    victims = end(table, jobs[2])
+    assert victims == [jobs[0]]
+    table.forget(jobs[0])
+    assert end(table, jobs[3]) == [jobs[1]]
+
+
+def test_oldest_results_go_first_by_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = JobTable()
+    jobs = [add(table, text="x" * 1000) for _ in range(3)]
+    size = jobs[0].stream.kept_bytes
+    monkeypatch.setattr("vram_conductor.broker.jobs.RESULTS_BYTES_MAX", 2 * size)
+    assert end(table, jobs[0]) == []
+    assert end(table, jobs[1]) == []
+    victims = end(table, jobs[2])
+    assert victims == [jobs[0]]
+    for victim in victims:
+        table.forget(victim)
+    assert end(table, add(table)) == []
