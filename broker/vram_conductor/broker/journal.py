@@ -83,11 +83,14 @@ class Journal:
         self._look_at_ns = 0
 
     @property
-    def degraded(self) -> str:
-        """Empty, or why records are not on the disk, for a person."""
-        if not self._trouble:
-            return ""
-        return f"{self._trouble}; {len(self._backlog)} records wait in memory"
+    def trouble(self) -> str:
+        """Why the disk takes no records; empty while it does."""
+        return self._trouble
+
+    @property
+    def waiting(self) -> int:
+        """Records that are in memory only."""
+        return len(self._backlog)
 
     @property
     def size_bytes(self) -> int:
@@ -150,7 +153,7 @@ class Journal:
         else:
             self._force()
         if self._trouble:
-            self._log("error", "journal.lost", why=self.degraded, path=str(self._path))
+            self._log("error", "journal.lost", why=self._trouble, records=self.waiting)
         os.close(self._fd)
         self._fd = -1
 

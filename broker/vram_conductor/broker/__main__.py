@@ -1,0 +1,9 @@
+"""``python -m vram_conductor.broker``."""
+
+from __future__ import annotations
+
+import sys
+
+from vram_conductor.broker.app import main
+
+sys.exit(main())
