@@ -224,16 +224,17 @@ class Book:
             pool = self._pools[key]
             self._peaks.put(key, pool.bytes + (weights if self._mode == "timeshare" else 0))
             self._pool_lines[key] = pool.line()
-        self._scratch_lines.pop(model, None)
-        if gone:
-            del self._models[model], self._weights_lines[model]
-            return
-        self._weights_lines[model] = Line(
-            f"weights:{model}", weights, not entry.weights.measured, entry.label
-        )
-        if scratch or entry.scratch.measured:
+        if gone or not (scratch or entry.scratch.measured):
+            self._scratch_lines.pop(model, None)
+        else:
             self._scratch_lines[model] = Line(
                 f"scratch:{model}", scratch, not entry.scratch.measured
+            )
+        if gone:
+            del self._models[model], self._weights_lines[model]
+        else:
+            self._weights_lines[model] = Line(
+                f"weights:{model}", weights, not entry.weights.measured, entry.label
             )
 
     # --- views ------------------------------------------------------------------------------

@@ -34,6 +34,9 @@ class DenyCode(StrEnum):
     """Too many agents."""
 
 
+_ABOUT_BYTES = frozenset({DenyCode.CAP, DenyCode.HOST, DenyCode.FILE, DenyCode.MEASURED})
+
+
 @dataclass(frozen=True, slots=True)
 class Admit:
     """It fits.
@@ -64,7 +67,7 @@ class Deny:
     """It does not fit, or nobody can tell. Nothing has changed.
 
     Device bytes, except for code HOST, where max, allocated and requested are the host
-    ledger's. ``requested + allocated + foreign - max = short_by`` (code CAP, HOST, MEASURED).
+    ledger's. ``requested + allocated + foreign - max = short_by`` where bytes are the reason.
 
     Attributes:
         code: why.
@@ -102,6 +105,8 @@ class Deny:
     @property
     def short_by_bytes(self) -> int:
         """Bytes missing; 0 where bytes were not the reason."""
+        if self.code not in _ABOUT_BYTES:
+            return 0
         need = self.requested_bytes + self.ledger_allocated_bytes + self.foreign_bytes
         return max(0, need - self.ledger_max_bytes)
 

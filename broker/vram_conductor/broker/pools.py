@@ -24,7 +24,7 @@ FIGURES_MAX = 64
 """Remembered sizes per pool, beyond those of open reservations."""
 
 FIGURES_KEPT = 32
-"""How many of the latest are kept when there are too many."""
+"""How many of those used last are kept when there are too many."""
 
 Key = tuple[int, int]
 
@@ -167,7 +167,14 @@ class Pool:
 
     def count(self) -> None:
         """Bring ``bytes`` up to date."""
-        self.bytes = self._size(self._shape()) if self._cells else 0
+        if not self._cells:
+            self.bytes = 0
+            return
+        now = self._shape()
+        if now in self._figures:
+            # The one last used is the last that _tidy forgets.
+            self._figures[now] = self._figures.pop(now)
+        self.bytes = self._size(now)
 
     def _figure(self, shape: PoolShape) -> Figure:
         return self._figures.setdefault(_key(shape), Figure())
@@ -188,7 +195,7 @@ class Pool:
         return min(around, key=self._inside)
 
     def _tidy(self) -> None:
-        """Forget old figures, but never the one that the size now stands on: without it the
+        """Forget figures long unused, but never the one that the size now stands on: without it the
         pool would grow. Not while a reservation is open: its rollback must find them."""
         if len(self._figures) <= FIGURES_MAX or any(f.is_open for f in self._figures.values()):
             return

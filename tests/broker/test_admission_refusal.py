@@ -1,0 +1,190 @@
+"""A refusal explains itself: one line for people, exact numbers for programs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from vram_conductor.broker import refusal
+from vram_conductor.broker.admission import Refusal, no_device
+from vram_conductor.broker.claims import Claim
+from vram_conductor.broker.decisions import Deny, DenyCode
+from vram_conductor.protocol.errors import Code, LedgerDeny, error_from_info
+from vram_conductor.protocol.limits import BYTES_MAX
+from vram_conductor.protocol.values import AgentKey, Line, PoolShape
+
+MIB = 1 << 20
+GIB = 1 << 30
+
+CLAIM = Claim(
+    agent=AgentKey("local", "big"),
+    model="abc",
+    kv_type="f16",
+    n_ctx=32768,
+    slots=1,
+    shape=PoolShape(32768, 1, "f16"),
+    weights_bytes=100 * MIB,
+    pool_bytes=700 * MIB,
+    state_bytes=650 * MIB,
+)
+
+CAP = Deny(
+    code=DenyCode.CAP,
+    device="cpu",
+    ledger_max_bytes=1 * GIB,
+    ledger_allocated_bytes=300 * MIB,
+    requested_bytes=800 * MIB,
+    foreign_bytes=50 * MIB,
+    lines=(Line("weights:x", 200 * MIB), Line("pool:x@f16", 100 * MIB, True, "1024 cells")),
+    claim=CLAIM,
+    largest_n_ctx_that_fits=24576,
+    agents=2,
+)
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1 KiB"),
+        (1536, "1.50 KiB"),
+        (126 * MIB, "126 MiB"),
+        (126 * MIB + 1, "126 MiB"),
+        (1610612736, "1.50 GiB"),
+        (12 * GIB + GIB // 3, "12.3 GiB"),
+        (BYTES_MAX, "4 EiB"),
+        (3 * BYTES_MAX, "12 EiB"),
+        (-1536, "-1.50 KiB"),
+    ],
+)
+def test_sizes_for_people(count: int, text: str) -> None:
+    assert refusal.human_bytes(count) == text
+
+
+def test_the_line_of_a_refusal() -> None:
+    assert refusal.line(CAP) == (
+        "VRAM_LEDGER_DENY code=CAP device=cpu requested=800MiB allocated=300MiB foreign=50MiB "
+        "max=1GiB short_by=126MiB largest_n_ctx=24576 "
+        'hint="register with n_ctx=24576, which fits now, or stop other programs, which use '
+        '50 MiB of cpu, or unregister agents until 126 MiB are free (2 agents hold 300 MiB)"'
+    )
+
+
+def test_details_hold_exact_bytes() -> None:
+    info = refusal.error(CAP)
+    assert (info.code, info.reason, info.retryable) == (
+        Code.RESOURCE_EXHAUSTED,
+        "VRAM_LEDGER_DENY",
+        True,
+    )
+    details = info.details
+    assert details["code"] == "CAP"
+    assert details["ledger_max_bytes"] == 1 * GIB
+    assert details["ledger_allocated_bytes"] == 300 * MIB
+    assert details["requested_bytes"] == 800 * MIB
+    assert details["foreign_bytes"] == 50 * MIB
+    assert details["short_by_bytes"] == 126 * MIB
+    assert details["largest_n_ctx_that_fits"] == 24576
+    assert details["pool_bytes"] == 700 * MIB
+    assert details["hint"] in info.message
+    assert details["lines"][1] == {
+        "key": "pool:x@f16",
+        "bytes": 100 * MIB,
+        "unmeasured": True,
+        "detail": "1024 cells",
+    }
+    assert "devices" not in details
+    # It survives the wire, and is the typed error on the other side.
+    again = msgspec.msgpack.decode(msgspec.msgpack.encode(info), type=type(info))
+    assert again == info
+    error = error_from_info(again)
+    assert isinstance(error, LedgerDeny)
+    assert error.details["short_by_bytes"] == 126 * MIB
+
+
+def test_never_is_not_the_same_as_not_now() -> None:
+    never = replace(CAP, never=True, largest_n_ctx_that_fits=0, ledger_allocated_bytes=0, agents=0)
+    info = refusal.error(never)
+    assert (info.code, info.retryable, info.reason) == (
+        Code.OUT_OF_RANGE,
+        False,
+        "VRAM_LEDGER_DENY",
+    )
+    assert "too little even when empty" in info.message
+    assert "largest_n_ctx=0" in info.message
+
+
+def test_a_refusal_by_several_devices_lists_them_all() -> None:
+    small = replace(CAP, device="cpu:1", never=True, ledger_max_bytes=10, foreign_bytes=0)
+    closer = replace(CAP, device="cpu:2", largest_n_ctx_that_fits=30000)
+    info = refusal.error(Refusal((small, CAP, closer)))
+    assert info.code is Code.RESOURCE_EXHAUSTED
+    assert info.details["device"] == "cpu:2"
+    assert "device=cpu:2" in info.message
+    rows = {row["device"]: row for row in info.details["devices"]}
+    assert set(rows) == {"cpu", "cpu:1", "cpu:2"}
+    assert rows["cpu:1"]["never_fits"] is True
+    assert rows["cpu"]["short_by_bytes"] == 126 * MIB
+    assert all("hint" in row and "lines" not in row for row in rows.values())
+    assert refusal.error(Refusal((small, replace(small, device="x")))).code is Code.OUT_OF_RANGE
+
+
+def test_an_unknown_device_is_not_found() -> None:
+    unknown = refusal.error(no_device("cuda:7", ["cpu"]))
+    assert (unknown.code, unknown.retryable) == (Code.NOT_FOUND, False)
+    assert "configured: cpu" in unknown.message
+    away = refusal.error(no_device("cpu", ["cpu"]))
+    assert (away.code, away.retryable) == (Code.RESOURCE_EXHAUSTED, True)
+    assert "no worker" in away.message
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"largest_n_ctx_that_fits": None}, ["unregister agents until 126 MiB", "50 MiB"]),
+        ({"agents": 0, "foreign_bytes": 0, "largest_n_ctx_that_fits": 0}, ["raise the capacity"]),
+        ({"admission_percent": 80}, ["admission_percent, now 80"]),
+        ({"code": DenyCode.MEASURED}, ["larger than its estimate"]),
+        ({"code": DenyCode.HOST}, ["host_cap of cpu, now 1 GiB, by 126 MiB", "800 MiB of host"]),
+        ({"code": DenyCode.FILE, "never": True}, ["file alone has 800 MiB", "1 GiB"]),
+        ({"code": DenyCode.NO_ESTIMATE, "note": 'bad "q"\nfile'}, ["bad 'q' file", "verify"]),
+        ({"code": DenyCode.STALE_SAMPLE, "note": "7 s old"}, ["7 s old", "conductor status"]),
+        ({"code": DenyCode.AGENTS, "note": "9 agents"}, ["9 agents", "unregister"]),
+    ],
+)
+def test_every_code_tells_the_next_step(change: dict[str, object], words: list[str]) -> None:
+    deny = replace(CAP, **change)  # type: ignore[arg-type]
+    text = refusal.line(deny)
+    assert "\n" not in text
+    assert text.count('"') == 2
+    for word in words:
+        assert word in text
+
+
+def test_every_code_has_a_hint() -> None:
+    for code in DenyCode:
+        assert len(refusal.hint(replace(CAP, code=code, note="why"))) > 20
+
+
+def test_a_stale_sample_says_when_to_come_back() -> None:
+    info = refusal.error(replace(CAP, code=DenyCode.STALE_SAMPLE))
+    assert info.retry_after_ms == refusal.SAMPLE_RETRY_MS
+
+
+def test_very_many_lines_are_summed_up() -> None:
+    many = tuple(Line(f"weights:{n}", n) for n in range(1, 1001))
+    details = refusal.error(replace(CAP, lines=many)).details
+    assert len(details["lines"]) == refusal.LINES_MAX + 1
+    assert details["lines"][0]["bytes"] == 1000
+    assert details["lines"][-1]["detail"] == "936 smaller lines"
+    assert sum(line["bytes"] for line in details["lines"]) == sum(range(1, 1001))
+
+
+def test_absurd_but_legal_sums_still_travel() -> None:
+    deny = replace(CAP, requested_bytes=3 * BYTES_MAX, ledger_allocated_bytes=3 * BYTES_MAX)
+    info = refusal.error(deny)
+    assert info.details["requested_bytes"] == refusal.INT64_MAX
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(info), type=type(info)) == info

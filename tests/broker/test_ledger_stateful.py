@@ -1,0 +1,628 @@
+"""Random histories of one host's ledgers, beside an oracle that recounts everything naively.
+
+The oracle keeps plain lists and loops over them at every question; it shares no code with the
+ledger but the value types. After every step the two agree to the byte, the promise is within
+the cap wherever it grew, and it never grew because something ended.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from vram_conductor.broker.capacity import DeviceSpec
+from vram_conductor.broker.claims import NOTHING_MEASURED, Claim, Measured
+from vram_conductor.broker.decisions import Committed, Deny, DenyCode, Lease, Reservation, Stale
+from vram_conductor.broker.ledger import Ledger
+from vram_conductor.protocol.errors import AlreadyExists
+from vram_conductor.protocol.values import AgentKey, KVType, LedgerMode, PoolShape
+
+MAX_AGE_NS = 1_000
+MODELS = ("ant", "bee")
+KV_TYPES: tuple[KVType, ...] = ("f16", "q8_0")
+DEVICES = ("cpu:0", "cpu:1")
+PoolName = tuple[str, str]
+ShapeKey = tuple[int, int]
+
+
+@dataclass
+class Size:
+    """What the oracle knows of one size."""
+
+    open: list[int] = field(default_factory=list)
+    settled: int | None = None
+    measured: bool = False
+
+    def value(self) -> int:
+        if self.measured:
+            assert self.settled is not None
+            return self.settled
+        return max([self.settled or 0, *self.open])
+
+    def known(self) -> bool:
+        return self.settled is not None or bool(self.open)
+
+    def settle(self, estimate: int) -> None:
+        self.open.remove(estimate)
+        self.keep(estimate)
+
+    def keep(self, estimate: int) -> None:
+        if not self.measured:
+            self.settled = max(self.settled or 0, estimate)
+
+    def copy(self) -> Size:
+        return Size(list(self.open), self.settled, self.measured)
+
+
+def inside(a: ShapeKey, b: ShapeKey) -> bool:
+    return a[0] <= b[0] and a[1] <= b[1]
+
+
+@dataclass
+class Oracle:
+    """One device, counted naively."""
+
+    mode: LedgerMode
+    cap: int
+    host_cap: int
+    base: int = 0
+    members: dict[AgentKey, tuple[Claim, bool]] = field(default_factory=dict)
+    weights: dict[str, Size] = field(default_factory=dict)
+    scratch: dict[str, Size] = field(default_factory=dict)
+    pools: dict[PoolName, dict[ShapeKey, Size]] = field(default_factory=dict)
+    leases: dict[str, tuple[int, int | None]] = field(default_factory=dict)
+    raw: int = 0
+    others: int | None = None
+    taken: int | None = None
+
+    # --- formulas, straight from the design ---
+
+    def shape(self, pool: PoolName, extra: tuple[int, int] | None = None) -> ShapeKey:
+        asked = [(c.n_ctx, c.slots) for c, _ in self.members.values() if name(c) == pool]
+        if extra:
+            asked.append(extra)
+        slots = max(s for _, s in asked)
+        padded = sorted(((n + 255) // 256 * 256 for n, _ in asked), reverse=True)
+        return sum(padded[: min(len(asked), slots)]), slots
+
+    def pool_bytes(self, pool: PoolName) -> int:
+        sizes, now = self.pools[pool], self.shape(pool)
+
+        def at(shape: ShapeKey) -> int:
+            return max(size.value() for key, size in sizes.items() if inside(key, shape))
+
+        return at(now) if now in sizes else min(at(k) for k in sizes if inside(now, k))
+
+    def lease_bytes(self) -> int:
+        return sum(size for size, _ in self.leases.values())
+
+    def promised(self) -> int:
+        fixed = self.base + self.lease_bytes() + sum(x.value() for x in self.scratch.values())
+        pools = {pool: self.pool_bytes(pool) for pool in self.pools}
+        if self.mode == "reserve":
+            weights = sum(x.value() for x in self.weights.values())
+            return fixed + weights + max(pools.values(), default=0)
+        turns = [self.weights[model].value() + size for (model, _), size in pools.items()]
+        return fixed + max(turns, default=0)
+
+    def foreign(self) -> int:
+        others = self.raw if self.others is None else self.others
+        return self.raw - min(self.lease_bytes(), max(0, self.raw - others))
+
+    def host(self) -> int:
+        return sum(c.state_bytes for c, _ in self.members.values())
+
+    # --- changes ---
+
+    def expire(self, now: int) -> None:
+        self.leases = {n: x for n, x in self.leases.items() if x[1] is None or x[1] > now}
+
+    def hold(self, claim: Claim) -> None:
+        self.members[claim.agent] = (claim, True)
+        self.weights.setdefault(claim.model, Size()).open.append(claim.weights_bytes)
+        self.scratch.setdefault(claim.model, Size()).open.append(claim.scratch_bytes)
+        sizes = self.pools.setdefault(name(claim), {})
+        sizes.setdefault(key(claim.shape), Size()).open.append(claim.pool_bytes)
+
+    def leave(self, agent: AgentKey) -> None:
+        """Release or rollback."""
+        claim, is_open = self.members[agent]
+        before = self.promised()
+        del self.members[agent]
+        sizes = self.pools[name(claim)]
+        if is_open:
+            self.weights[claim.model].open.remove(claim.weights_bytes)
+            self.scratch[claim.model].open.remove(claim.scratch_bytes)
+            size = sizes[key(claim.shape)]
+            size.open.remove(claim.pool_bytes)
+            if not size.known():
+                del sizes[key(claim.shape)]
+        if not any(name(c) == name(claim) for c, _ in self.members.values()):
+            del self.pools[name(claim)]
+        if not any(c.model == claim.model for c, _ in self.members.values()):
+            del self.weights[claim.model], self.scratch[claim.model]
+        after = self.promised()
+        if after > before and after + self.foreign() > self.cap:
+            sizes.setdefault(key(claim.shape), Size()).keep(claim.pool_bytes)
+
+    def settle(self, claim: Claim) -> None:
+        self.members[claim.agent] = (claim, False)
+        self.weights[claim.model].settle(claim.weights_bytes)
+        self.scratch[claim.model].settle(claim.scratch_bytes)
+        sizes = self.pools[name(claim)]
+        size = sizes[key(claim.shape)]
+        size.settle(claim.pool_bytes)
+        for other, known in sizes.items():
+            if known.measured and inside(key(claim.shape), other) and not size.measured:
+                assert size.settled is not None
+                size.settled = min(size.settled, known.value())
+
+    def measure(self, model: str, pool: PoolName, shape: ShapeKey, m: Measured) -> bool:
+        """False: refused, and nothing changed."""
+        if model not in self.weights:
+            return True
+        before = self.promised()
+        saved = (
+            self.weights[model].copy(),
+            self.scratch[model].copy(),
+            {k: s.copy() for k, s in self.pools.get(pool, {}).items()},
+        )
+        for size, told in (
+            (self.weights[model], m.weights_bytes),
+            (self.scratch[model], m.scratch_bytes),
+        ):
+            if told is not None:
+                size.settled, size.measured = told, True
+        if m.pool_bytes is not None and pool in self.pools:
+            size = self.pools[pool].setdefault(shape, Size())
+            size.settled, size.measured = m.pool_bytes, True
+        after = self.promised()
+        if after > before and after + self.foreign() > self.cap:
+            self.weights[model], self.scratch[model] = saved[0], saved[1]
+            if pool in self.pools:
+                self.pools[pool] = saved[2]
+            return False
+        known = self.pools.get(pool, {}).get(shape)
+        if known and known.measured:
+            for other, size in self.pools[pool].items():
+                if inside(other, shape) and not size.measured and size.settled is not None:
+                    size.settled = min(size.settled, known.value())
+        return True
+
+    def expect(self, claim: Claim, now: int) -> str:
+        """What ``reserve`` must say."""
+        if self.taken is None or now - self.taken > MAX_AGE_NS:
+            return "STALE_SAMPLE"
+        if self.shape(name(claim), (claim.n_ctx, claim.slots)) != key(claim.shape):
+            return "stale"
+        trial = Oracle(self.mode, self.cap, self.host_cap)
+        trial.__dict__.update(deep(self.__dict__))
+        trial.hold(claim)
+        if trial.promised() + self.foreign() > self.cap:
+            return "CAP"
+        return "HOST" if trial.host() > self.host_cap else "admit"
+
+
+def deep(fields: dict[str, Any]) -> dict[str, Any]:
+    copied = dict(fields)
+    copied["members"] = dict(fields["members"])
+    copied["weights"] = {k: s.copy() for k, s in fields["weights"].items()}
+    copied["scratch"] = {k: s.copy() for k, s in fields["scratch"].items()}
+    copied["pools"] = {p: {k: s.copy() for k, s in x.items()} for p, x in fields["pools"].items()}
+    return copied
+
+
+def name(claim: Claim) -> PoolName:
+    return claim.model, claim.kv_type
+
+
+def key(shape: PoolShape) -> ShapeKey:
+    return shape.cells, shape.slots
+
+
+def estimate(wild: bool, model: str, shape: PoolShape) -> int:
+    """The worker's dry run: a deterministic size of a pool, smooth or erratic."""
+    if wild:
+        text = f"{model}/{shape.cells}/{shape.slots}/{shape.kv_type}".encode()
+        return 1 + hashlib.sha256(text).digest()[0]
+    per = 2 if shape.kv_type == "f16" else 1
+    return 11 * shape.slots + per * shape.cells // 64 + (7 if model == "bee" else 0)
+
+
+agents = st.sampled_from([AgentKey("p", letter) for letter in "abcdefg"])
+devices = st.sampled_from(DEVICES)
+models = st.sampled_from(MODELS)
+capacities = st.sampled_from([90, 140, 220, 400])
+surprise = st.none() | st.integers(-6, 6) | st.integers(-40, 40)
+contexts = st.sampled_from([1, 256, 257, 700, 1000, 2048, 3000]) | st.integers(1, 4000)
+mostly = st.sampled_from([True, True, True, True, False])
+some_bytes = st.integers(0, 60)
+ttls = st.none() | st.integers(1, 900)
+lease_names = st.sampled_from(["l1", "l2", "l3"])
+
+
+class Ledgers(RuleBasedStateMachine):
+    """Two devices of one host; every rule runs on one of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0
+        self.open: list[tuple[str, Reservation]] = []
+        self.ended: list[tuple[str, Reservation]] = []
+        self.serial = 0
+
+    @initialize(
+        mode=st.sampled_from(["reserve", "timeshare"]),
+        caps=st.tuples(capacities, capacities),
+        host_cap=st.sampled_from([20, 60, 400]),
+        percent=st.sampled_from([100, 90]),
+        wild=st.booleans(),
+    )
+    def begin(
+        self, mode: LedgerMode, caps: tuple[int, int], host_cap: int, percent: int, wild: bool
+    ) -> None:
+        self.wild = wild
+        self.ledgers = {
+            device: Ledger(
+                DeviceSpec(
+                    device=device,
+                    kind="cpu",
+                    mode=mode,
+                    total_bytes=cap,
+                    admission_percent=percent,
+                    host_cap_bytes=host_cap,
+                    sample_max_age_ns=MAX_AGE_NS,
+                )
+            )
+            for device, cap in zip(DEVICES, caps, strict=True)
+        }
+        self.oracles = {
+            device: Oracle(mode, cap * percent // 100, host_cap)
+            for device, cap in zip(DEVICES, caps, strict=True)
+        }
+        for device in DEVICES:
+            self.sample(device, 0)
+
+    def sample(self, device: str, raw: int) -> None:
+        assert self.ledgers[device].observe(raw, self.now)
+        oracle = self.oracles[device]
+        leases = oracle.lease_bytes()
+        if not leases or oracle.others is None:
+            oracle.others = max(0, raw - leases)
+        oracle.others = min(oracle.others, raw)
+        oracle.raw, oracle.taken = raw, self.now
+
+    def expire(self, device: str) -> bool:
+        """The ledger drops expired leases whenever it decides; so does the oracle. Whether
+        there were any."""
+        held = len(self.oracles[device].leases)
+        self.oracles[device].expire(self.now)
+        return len(self.oracles[device].leases) < held
+
+    def claim(
+        self, device: str, agent: AgentKey, model: str, kv: KVType, n: int, slots: int
+    ) -> Claim:
+        shape = self.ledgers[device].shape_with(model, kv, agent, n, slots)
+        return Claim(
+            agent=agent,
+            model=model,
+            kv_type=kv,
+            n_ctx=n,
+            slots=slots,
+            shape=shape,
+            weights_bytes=40 if model == "ant" else 25,
+            pool_bytes=estimate(self.wild, model, shape),
+            state_bytes=n // 128,
+            scratch_bytes=3 if model == "bee" else 0,
+        )
+
+    # --- life of agents ---------------------------------------------------------------------
+
+    @rule(
+        device=devices,
+        agent=agents,
+        model=models,
+        kv=st.sampled_from(KV_TYPES),
+        n=contexts,
+        slots=st.integers(1, 3),
+        sampled=mostly,
+        then_commit=st.booleans(),
+    )
+    def reserve(
+        self,
+        device: str,
+        agent: AgentKey,
+        model: str,
+        kv: KVType,
+        n: int,
+        slots: int,
+        sampled: bool,
+        then_commit: bool,
+    ) -> None:
+        ledger, oracle = self.ledgers[device], self.oracles[device]
+        if agent in oracle.members:
+            return
+        if sampled:
+            self.sample(device, oracle.raw)
+        claim = self.claim(device, agent, model, kv, n, slots)
+        expired = self.expire(device)
+        expected = oracle.expect(claim, self.now)
+        before = state(ledger)
+        answer = ledger.reserve(claim, self.now)
+        if isinstance(answer, Reservation):
+            assert expected == "admit"
+            oracle.hold(claim)
+            self.open.append((device, answer))
+            assert ledger.promised_bytes + ledger.foreign_bytes <= ledger.cap_bytes
+            assert len(ledger.host_lines()) == len(oracle.members)
+            if then_commit:
+                self.finish(device, answer, NOTHING_MEASURED)
+        else:
+            assert isinstance(answer, Deny)
+            assert str(answer.code) == expected
+            assert (answer.short_by_bytes > 0) == (expected in ("CAP", "HOST"))
+            assert ledger.release(agent) is False
+            # A deny leaves no trace; it only noticed that leases had expired.
+            assert expired or state(ledger) == before
+
+    @rule(device=devices, agent=agents, n=contexts, data=st.data())
+    def reserve_with_an_old_estimate(
+        self, device: str, agent: AgentKey, n: int, data: st.DataObject
+    ) -> None:
+        """Another agent joined between the estimate and the reservation."""
+        ledger, oracle = self.ledgers[device], self.oracles[device]
+        if agent in oracle.members:
+            return
+        now = ledger.shape_with("ant", "f16", agent, n, 1)
+        more = data.draw(st.integers(1, 4)) * 256
+        old = PoolShape(now.cells + more, now.slots, "f16")
+        claim = Claim(agent, "ant", "f16", n, 1, old, 40, 1)
+        self.expire(device)
+        answer = ledger.reserve(claim, self.now)
+        if oracle.expect(claim, self.now) == "stale":
+            assert answer == Stale(device, now)
+        else:
+            assert isinstance(answer, Deny)
+            assert answer.code is DenyCode.STALE_SAMPLE
+
+    @precondition(lambda self: self.open)
+    @rule(data=st.data(), weights=surprise, pool=surprise, scratch=st.none() | st.integers(0, 9))
+    def commit(
+        self, data: st.DataObject, weights: int | None, pool: int | None, scratch: int | None
+    ) -> None:
+        device, reservation = data.draw(st.sampled_from(self.open))
+        claim = reservation.claim
+        told = Measured(
+            None if weights is None else claim.weights_bytes + max(-20, weights),
+            None if pool is None else max(0, claim.pool_bytes + pool),
+            scratch,
+        )
+        self.finish(device, reservation, told)
+
+    def finish(self, device: str, reservation: Reservation, told: Measured) -> None:
+        ledger, oracle, claim = self.ledgers[device], self.oracles[device], reservation.claim
+        self.open.remove((device, reservation))
+        before = ledger.promised_bytes
+        fits = oracle.measure(claim.model, name(claim), key(claim.shape), told)
+        answer = ledger.commit(reservation, told)
+        if fits:
+            assert isinstance(answer, Committed)
+            oracle.settle(claim)
+            grew = ledger.promised_bytes > before
+            assert not grew or ledger.promised_bytes + ledger.foreign_bytes <= ledger.cap_bytes
+        else:
+            assert isinstance(answer, Deny)
+            assert answer.code is DenyCode.MEASURED
+            assert answer.short_by_bytes > 0
+            oracle.leave(claim.agent)
+            assert claim.agent not in ledger
+        self.ended.append((device, reservation))
+
+    @precondition(lambda self: self.open)
+    @rule(data=st.data())
+    def rollback(self, data: st.DataObject) -> None:
+        device, reservation = data.draw(st.sampled_from(self.open))
+        self.open.remove((device, reservation))
+        ledger = self.ledgers[device]
+        before = ledger.promised_bytes
+        assert ledger.rollback(reservation) is True
+        self.oracles[device].leave(reservation.claim.agent)
+        assert ledger.promised_bytes <= max(before, ledger.cap_bytes - ledger.foreign_bytes)
+        self.ended.append((device, reservation))
+
+    @precondition(lambda self: self.ended)
+    @rule(data=st.data())
+    def rollback_again(self, data: st.DataObject) -> None:
+        device, reservation = data.draw(st.sampled_from(self.ended))
+        before = state(self.ledgers[device])
+        assert self.ledgers[device].rollback(reservation) is False
+        assert state(self.ledgers[device]) == before
+
+    @precondition(lambda self: any(oracle.members for oracle in self.oracles.values()))
+    @rule(device=devices, nth=st.integers(0, 6), nobody=st.sampled_from([False] * 5 + [True]))
+    def release(self, device: str, nth: int, nobody: bool) -> None:
+        ledger, oracle = self.ledgers[device], self.oracles[device]
+        here = sorted(oracle.members)
+        stranger = AgentKey("p", "nobody")
+        agent = stranger if nobody or not here else here[nth % len(here)]
+        before = ledger.promised_bytes
+        was_here = agent in oracle.members
+        if was_here:
+            oracle.leave(agent)
+            gone = [x for x in self.open if x[0] == device and x[1].claim.agent == agent]
+            self.open = [x for x in self.open if x not in gone]
+            self.ended += gone
+        assert ledger.release(agent) is was_here
+        assert ledger.promised_bytes <= max(before, ledger.cap_bytes - ledger.foreign_bytes)
+        once = state(ledger)
+        assert ledger.release(agent) is False
+        assert state(ledger) == once
+
+    @rule(
+        device=devices,
+        agent=agents,
+        model=models,
+        kv=st.sampled_from(KV_TYPES),
+        n=contexts,
+        slots=st.integers(1, 3),
+        as_release=st.booleans(),
+    )
+    def load_that_fails_at_once(
+        self,
+        device: str,
+        agent: AgentKey,
+        model: str,
+        kv: KVType,
+        n: int,
+        slots: int,
+        as_release: bool,
+    ) -> None:
+        """Reserve and roll back with nothing in between: not a byte has moved."""
+        ledger = self.ledgers[device]
+        if agent in ledger:
+            return
+        self.sample(device, self.oracles[device].raw)
+        self.expire(device)
+        ledger.expire(self.now)
+        before = state(ledger)
+        answer = ledger.reserve(self.claim(device, agent, model, kv, n, slots), self.now)
+        if isinstance(answer, Reservation):
+            assert ledger.release(agent) if as_release else ledger.rollback(answer)
+        assert state(ledger) == before
+
+    @rule(
+        device=devices,
+        model=models,
+        kv=st.sampled_from(KV_TYPES),
+        weights=surprise,
+        pool=surprise,
+        seen=st.booleans(),
+    )
+    def measure_later(
+        self, device: str, model: str, kv: KVType, weights: int | None, pool: int | None, seen: bool
+    ) -> None:
+        """First use of a pool; ``seen``: of the shape it has now, else of another."""
+        ledger, oracle = self.ledgers[device], self.oracles[device]
+        view = ledger.pool(model, kv)
+        shape = view.shape if view and seen else PoolShape(1024, 1, kv)
+        size = view.bytes if view else 20
+        told = Measured(
+            None if weights is None else 40 + max(-20, weights),
+            None if pool is None else max(0, size + pool),
+        )
+        before = state(ledger)
+        promised = ledger.promised_bytes
+        fits = oracle.measure(model, (model, kv), key(shape), told)
+        answer = ledger.measured(model, told, shape)
+        if fits:
+            assert answer is None
+            if ledger.promised_bytes > promised:
+                assert ledger.promised_bytes + ledger.foreign_bytes <= ledger.cap_bytes
+        else:
+            assert isinstance(answer, Deny)
+            assert answer.code is DenyCode.MEASURED
+            assert state(ledger) == before
+
+    # --- the world --------------------------------------------------------------------------
+
+    @rule(device=devices, raw=st.just(0) | st.integers(0, 60) | st.integers(0, 300))
+    def foreign(self, device: str, raw: int) -> None:
+        promised = self.ledgers[device].promised_bytes
+        self.sample(device, raw)
+        assert self.ledgers[device].promised_bytes == promised
+
+    @rule(step=st.sampled_from([1, 10, 400, MAX_AGE_NS]))
+    def time_passes(self, step: int) -> None:
+        self.now += step
+
+    @rule(device=devices)
+    def worker_is_lost(self, device: str) -> None:
+        self.ledgers[device].forget_sample()
+        self.oracles[device].taken = None
+
+    @rule(device=devices, base=st.integers(0, 20))
+    def base(self, device: str, base: int) -> None:
+        self.ledgers[device].set_base(base)
+        self.oracles[device].base = base
+
+    @rule(device=devices, lease=lease_names, size=some_bytes, ttl=ttls, sampled=mostly)
+    def grant(self, device: str, lease: str, size: int, ttl: int | None, sampled: bool) -> None:
+        ledger, oracle = self.ledgers[device], self.oracles[device]
+        if sampled:
+            self.sample(device, oracle.raw)
+        self.expire(device)
+        if lease in oracle.leases:
+            with pytest.raises(AlreadyExists):
+                ledger.grant_lease(lease, size, ttl, self.now)
+            return
+        answer = ledger.grant_lease(lease, size, ttl, self.now)
+        fits = oracle.promised() + size + oracle.foreign() <= oracle.cap
+        if oracle.taken is None or self.now - oracle.taken > MAX_AGE_NS:
+            assert isinstance(answer, Deny)
+            assert answer.code is DenyCode.STALE_SAMPLE
+        elif fits:
+            assert isinstance(answer, Lease)
+            oracle.others = oracle.foreign()
+            oracle.leases[lease] = (size, None if ttl is None else self.now + ttl)
+            assert ledger.promised_bytes + ledger.foreign_bytes <= ledger.cap_bytes
+        else:
+            assert isinstance(answer, Deny)
+            assert answer.code is DenyCode.CAP
+
+    @rule(device=devices, lease=lease_names)
+    def release_lease(self, device: str, lease: str) -> None:
+        ledger, oracle = self.ledgers[device], self.oracles[device]
+        before = ledger.promised_bytes + ledger.foreign_bytes
+        assert ledger.release_lease(lease) is (lease in oracle.leases)
+        oracle.leases.pop(lease, None)
+        assert ledger.release_lease(lease) is False
+        assert ledger.promised_bytes + ledger.foreign_bytes <= before
+
+    @rule(device=devices)
+    def expire_leases(self, device: str) -> None:
+        self.expire(device)
+        self.ledgers[device].expire(self.now)
+
+    # --- what always holds ------------------------------------------------------------------
+
+    @invariant()
+    def agrees_with_the_oracle(self) -> None:
+        if not hasattr(self, "ledgers"):
+            return
+        for device, ledger in self.ledgers.items():
+            oracle = self.oracles[device]
+            ledger.validate_state()
+            assert ledger.promised_bytes == oracle.promised()
+            assert ledger.foreign_bytes == oracle.foreign()
+            assert ledger.budget_bytes == max(0, oracle.cap - oracle.foreign())
+            totals = ledger.totals()
+            assert totals.host_promised_bytes == oracle.host() <= oracle.host_cap
+            assert totals.over_bytes == max(0, oracle.promised() + oracle.foreign() - oracle.cap)
+            sizes = {line.key: line.bytes for line in ledger.lines()}
+            for model, size in oracle.weights.items():
+                assert sizes[f"weights:{model}"] == size.value()
+            for (model, kv), _ in oracle.pools.items():
+                assert sizes[f"pool:{model}@{kv}"] == oracle.pool_bytes((model, kv))
+            assert set(ledger.agents()) == set(oracle.members)
+
+
+def state(ledger: Ledger) -> tuple[object, ...]:
+    """All that a ledger shows."""
+    pools = [ledger.pool(model, kv) for model in MODELS for kv in KV_TYPES]
+    return ledger.totals(), ledger.lines(), ledger.host_lines(), pools, list(ledger.agents())
+
+
+Ledgers.TestCase.settings = settings(
+    max_examples=120,
+    stateful_step_count=40,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=list(HealthCheck),
+)
+TestLedgers = Ledgers.TestCase
