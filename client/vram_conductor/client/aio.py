@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self, Unpack
 
@@ -22,6 +23,7 @@ from vram_conductor.client.requests import (
     DecodeOptions,
     Messages,
     RegisterOptions,
+    TokenIds,
     build_decode,
     build_register,
     build_reset,
@@ -97,6 +99,7 @@ class AsyncConductor:
         """
         if self._link is None:
             self._link = LoopLink(Link(self._core, self.endpoint))
+            weakref.finalize(self, self._link.close_from_anywhere)
         try:
             await self._call(wire.Ping(n=next(self._ping_numbers)), self._connect_ms)
         except BaseException:
@@ -152,7 +155,7 @@ class AsyncConductor:
         *,
         prompt: str | None = None,
         messages: Messages | None = None,
-        tokens: Sequence[int] | None = None,
+        tokens: TokenIds | None = None,
         continue_: bool = False,
         **options: Unpack[DecodeOptions],
     ) -> AsyncReply:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Unpack
 
 from vram_conductor.client.aio_reply import AsyncReply
-from vram_conductor.client.requests import DecodeOptions, Messages, chat_input
+from vram_conductor.client.requests import DecodeOptions, Messages, TokenIds, chat_input
 from vram_conductor.protocol.limits import DEFAULT_CONVERSATION
 from vram_conductor.protocol.status import AgentStatus
 
@@ -48,7 +47,7 @@ class AsyncAgent:
         *,
         prompt: str | None = None,
         messages: Messages | None = None,
-        tokens: Sequence[int] | None = None,
+        tokens: TokenIds | None = None,
         continue_: bool = False,
         **options: Unpack[DecodeOptions],
     ) -> AsyncReply:

@@ -109,6 +109,7 @@ class IoThread:
             self._link.close()
         except Exception as error:
             log.exception("the client's IO thread failed")
+            self._link.abort()
             ended = Internal(
                 "client_failed",
                 f"the client's IO thread failed: {error!r}; close this Conductor, make a new "

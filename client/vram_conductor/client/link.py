@@ -131,6 +131,11 @@ class Link:
         self._drop_socket(linger_ms=None)
         self._context.term()
 
+    def abort(self) -> None:
+        """Close the socket as it is, after something failed. Idempotent."""
+        self._drop_socket(linger_ms=0)
+        self._context.term()
+
     def _receive(self) -> bool:
         while self._monitor is not None and receive(self._monitor) is not None:
             self.perform(self.core.lost(time.monotonic_ns()))

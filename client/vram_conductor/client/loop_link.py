@@ -77,14 +77,23 @@ class LoopLink:
     def close(self) -> None:
         """Say BYE, fail what runs, close the socket. Idempotent."""
         if self._ended is None:
-            self._end(Cancelled("closed", "this AsyncConductor is closed; make a new one"))
+            error = Cancelled("closed", "this AsyncConductor is closed; make a new one")
+            self._end(error, self._link.close)
 
-    def _end(self, error: ConductorError) -> None:
+    def close_from_anywhere(self) -> None:
+        """:meth:`close` for a finalizer: in any thread, and after the loop's end."""
+        try:
+            self._loop.call_soon_threadsafe(self.close)
+        except RuntimeError:
+            # The loop is closed; nobody else uses the sockets any more.
+            self.close()
+
+    def _end(self, error: ConductorError, close: Callable[[], None]) -> None:
         self._ended = error
         self._unwatch()
         if self._timer is not None:
             self._timer.cancel()
-        self._link.close()
+        close()
         while self._link.sinks:
             key, sink = self._link.sinks.popitem()
             sink(Failed(key, error))
@@ -114,7 +123,8 @@ class LoopLink:
                     "client_failed",
                     f"the client's link failed: {error!r}; close this AsyncConductor, make a "
                     "new one and report the log",
-                )
+                ),
+                self._link.abort,
             )
 
     def _watch(self) -> None:
@@ -129,7 +139,7 @@ class LoopLink:
         self._schedule()
 
     def _unwatch(self) -> None:
-        for fd in self._fds:
+        for fd in self._fds if not self._loop.is_closed() else ():
             self._loop.remove_reader(fd)
         self._fds.clear()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import queue
 import threading
 import time
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ from vram_conductor.client.effects import (
     Queued,
     RequestEffect,
 )
+from vram_conductor.client.inbox import Inbox
 from vram_conductor.client.io_thread import IoThread
 from vram_conductor.protocol.errors import ConductorError, DeadlineExceeded, error_from_info
 from vram_conductor.protocol.messages import Decode
@@ -126,7 +126,7 @@ class Reply(Iterator[str]):
         self._io = io
         # Keeps the Conductor open while somebody reads.
         self._owner = owner
-        self._inbox: queue.SimpleQueue[RequestEffect] = queue.SimpleQueue()
+        self._inbox = Inbox()
         self._lock = threading.RLock()
         self._asked: int | None = 0
         io.submit(
@@ -195,11 +195,9 @@ class Reply(Iterator[str]):
         try:
             while not self._state.over:
                 self._ask(None)
-                left = None if until is None else max(0.0, until - time.monotonic())
-                try:
-                    self._next_text(left)
-                except queue.Empty:
-                    raise _not_finished(timeout_s) from None
+                left_s = None if until is None else max(0.0, until - time.monotonic())
+                if self._next_text(left_s) is None:
+                    raise _not_finished(timeout_s)
             return self._state.result()
         finally:
             self._lock.release()
@@ -245,9 +243,12 @@ class Reply(Iterator[str]):
             self._asked = pieces
             self._io.post(lambda core, now_ns: core.want(rid, pieces, now_ns))
 
-    def _next_text(self, timeout_s: float | None) -> str:
+    def _next_text(self, timeout_s: float | None) -> str | None:
+        """Take what happened next: its text, if any; None: nothing happened in time."""
         self._io.check_process()
-        effect = self._inbox.get(timeout=timeout_s)
+        effect = self._inbox.get(timeout_s)
+        if effect is None:
+            return None
         if isinstance(effect, Output) and self._asked is not None:
             self._asked = max(0, self._asked - 1)
         return self._state.take(effect)

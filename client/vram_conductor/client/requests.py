@@ -4,7 +4,7 @@ sent, so that a mistake raises the same typed error here that the broker would a
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypedDict, TypeVar, Unpack
+from typing import Any, Protocol, TypedDict, TypeVar, Unpack
 
 import msgspec
 
@@ -17,6 +17,16 @@ from vram_conductor.protocol.values import KVType, Message, Overflow
 
 Messages = Sequence[Message | Mapping[str, str]]
 """Chat messages: ``{"role": "user", "content": "…"}`` or :class:`Message`."""
+
+
+class ArrayLike(Protocol):
+    """An array of token ids: anything with numpy's ``tolist``."""
+
+    def tolist(self) -> Any: ...
+
+
+TokenIds = Sequence[int] | ArrayLike
+"""Token ids: a list, a tuple, a range, an array."""
 
 
 class SamplingOptions(TypedDict, total=False):
@@ -109,7 +119,7 @@ def build_decode(
     continue_: bool = False,
     prompt: str | None = None,
     messages: Messages | None = None,
-    tokens: Sequence[int] | None = None,
+    tokens: TokenIds | None = None,
     **options: Unpack[DecodeOptions],
 ) -> Decode:
     """A checked DECODE. Exactly one of ``prompt``, ``messages``, ``tokens``.

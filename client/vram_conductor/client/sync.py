@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import itertools
-import queue
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self, Unpack
 
@@ -14,8 +13,9 @@ from vram_conductor.client.agent import Agent
 from vram_conductor.client.answers import typed, typed_agent
 from vram_conductor.client.calls import CallMessage, call_key
 from vram_conductor.client.core import ClientCore
-from vram_conductor.client.effects import Answered, Failed, News, RequestEffect
+from vram_conductor.client.effects import Answered, Failed, News
 from vram_conductor.client.endpoint import default_endpoint
+from vram_conductor.client.inbox import Inbox
 from vram_conductor.client.io_thread import IoThread
 from vram_conductor.client.link import Link
 from vram_conductor.client.reply import Reply
@@ -23,6 +23,7 @@ from vram_conductor.client.requests import (
     DecodeOptions,
     Messages,
     RegisterOptions,
+    TokenIds,
     build_decode,
     build_register,
     build_reset,
@@ -187,7 +188,7 @@ class Conductor:
         *,
         prompt: str | None = None,
         messages: Messages | None = None,
-        tokens: Sequence[int] | None = None,
+        tokens: TokenIds | None = None,
         continue_: bool = False,
         **options: Unpack[DecodeOptions],
     ) -> Reply:
@@ -226,7 +227,7 @@ class Conductor:
         on_progress: Callable[[News], None] | None = None,
     ) -> dict[str, Any]:
         key, patience_ms = call_key(message), timeout_ms or self._timeout_ms
-        inbox: queue.SimpleQueue[RequestEffect] = queue.SimpleQueue()
+        inbox = Inbox()
         self._io.submit(
             key, inbox.put, lambda core, now_ns: core.call(message, patience_ms, now_ns)
         )
