@@ -85,7 +85,8 @@ def test_park_read_replace_delete(opener: Opener, tmp_path: Path) -> None:
     assert read(store, "a") == b"two!"
     assert read(store, "a") == b"two!"
     assert store.keys() == [key("a")]
-    assert store.bytes(key("a")) == store.used_bytes > 0
+    assert store.bytes(key("a")) + store.spare_bytes == store.used_bytes
+    assert store.spare_bytes > 0
     store.delete(key("a"))
     store.delete(key("a"))
     assert read(store, "a") is None
@@ -127,7 +128,8 @@ def test_sized_for_its_largest_state_but_only_what_is_used_is_allocated(opener: 
     arena = store._mapped[key("a")]
     park(store, "a", b"y" * (2 * STEP))
     assert store._mapped[key("a")] is arena, "no new file while it fits"
-    assert store.bytes(key("a")) == fmt.HEADER_BYTES + 3 * STEP
+    assert store.bytes(key("a")) == fmt.HEADER_BYTES + 2 * STEP
+    assert store.used_bytes == fmt.HEADER_BYTES + 3 * STEP
 
 
 def test_full_is_an_error_with_numbers_and_loses_nothing(opener: Opener) -> None:
@@ -161,12 +163,14 @@ def test_spare_halves_make_room_before_anything_is_refused(opener: Opener) -> No
     store = opener(cap=12 * STEP)
     for data in (b"1", b"2"):
         park(store, "a", data * (4 * STEP))
-    assert store.bytes(key("a")) == fmt.HEADER_BYTES + 8 * STEP
+    assert store.used_bytes == fmt.HEADER_BYTES + 8 * STEP
+    assert (store.bytes(key("a")), store.spare_bytes) == (fmt.HEADER_BYTES + 4 * STEP, 4 * STEP)
     deadline = time.monotonic() + 10  # The spare may be freed once the sealing is through.
     while store._mapped[key("a")]._pins and time.monotonic() < deadline:
         time.sleep(0.001)
     park(store, "b", b"b" * (6 * STEP))
     assert store.bytes(key("a")) == fmt.HEADER_BYTES + 4 * STEP
+    assert store.spare_bytes == 0
     assert store.used_bytes <= 12 * STEP
     assert read(store, "a") == b"2" * (4 * STEP)
     assert read(store, "b") == b"b" * (6 * STEP)
@@ -347,7 +351,7 @@ def test_a_file_size_limit_is_disk_full(opener: Opener) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert caught.value.reason == "disk_full"
     assert read(store, "a") == b"small"
-    assert store.used_bytes == store.bytes(key("a"))
+    assert store.used_bytes == store.bytes(key("a")) + store.spare_bytes
 
 
 @pytest.fixture

@@ -85,7 +85,7 @@ class Life:
         resolver = Resolver(Catalogue(), folder, folder, [])
         identity = Identity(worker_epoch, "0", engine.build, 0, self.store.capacity_bytes, "")
         self.loop = EngineLoop(
-            core, self, self.inbox, Samples(), resolver, self.digester, identity, 2000
+            core, self.store, self, self.inbox, Samples(), resolver, self.digester, identity, 2000
         )
         self._op = 0
 

@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
@@ -114,20 +115,24 @@ def build(options: Options, inbox: Inbox, stack: ExitStack) -> EngineLoop:
         base_bytes=identity.base_bytes,
         batch_tokens=engine_options.batch_tokens,
     )
-    loop = connect(options, core, engine.estimator, sampler, identity, inbox, stack)
+    parts = Parts(core, store, engine.estimator, sampler, identity)
+    loop = connect(options, parts, inbox, stack)
     log.info("serving %s, build %s", device.id, engine.build)
     return loop
 
 
-def connect(
-    options: Options,
-    core: Core,
-    estimator: Estimator,
-    sampler: Sampler,
-    identity: Identity,
-    inbox: Inbox,
-    stack: ExitStack,
-) -> EngineLoop:
+@dataclass(frozen=True)
+class Parts:
+    """What belongs to the engine thread."""
+
+    core: Core
+    store: KVStore
+    estimator: Estimator
+    sampler: Sampler
+    identity: Identity
+
+
+def connect(options: Options, parts: Parts, inbox: Inbox, stack: ExitStack) -> EngineLoop:
     """Start the threads that talk to the broker, and make the loop for this one."""
     worker = options.config.worker
     digester = Digester(enabled=worker.verify_digest)
@@ -140,10 +145,21 @@ def connect(
         worker.hang_ms,
     )
     stack.callback(link.close)
-    estimating = Estimating(estimator, resolver, digester, identity.worker_epoch, link.send)
+    worker_epoch = parts.identity.worker_epoch
+    estimating = Estimating(parts.estimator, resolver, digester, worker_epoch, link.send)
     stack.callback(estimating.close)
     route = router(inbox, estimating)
-    loop = EngineLoop(core, link, inbox, sampler, resolver, digester, identity, worker.sample_ms)
+    loop = EngineLoop(
+        parts.core,
+        parts.store,
+        link,
+        inbox,
+        parts.sampler,
+        resolver,
+        digester,
+        parts.identity,
+        worker.sample_ms,
+    )
     link.start()
     return loop
 

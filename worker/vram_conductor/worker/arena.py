@@ -155,6 +155,11 @@ class Arena:
         """What the file takes."""
         return fmt.HEADER_BYTES + sum(self._words[index] for index in fmt.WORD_ALLOCATED)
 
+    @property
+    def spare_bytes(self) -> int:
+        """What of it is the half that holds no committed state."""
+        return self._words[fmt.WORD_ALLOCATED[self._spare()]]
+
     def _spare(self) -> Half:
         return 0 if self._held is None or self._held.half == 1 else 1
 

@@ -28,11 +28,20 @@ MAPPED_MAX = 128
 
 @dataclass
 class _Record:
-    """One conversation's arena. ``trusted``: written or verified in this life."""
+    """One conversation's arena.
+
+    Attributes:
+        bytes, spare_bytes: what the file takes, and how much of it the spare half.
+        trusted: written or verified in this life.
+    """
 
     meta: ParkedMeta
-    bytes: int
-    trusted: bool
+    bytes: int = 0
+    spare_bytes: int = 0
+    trusted: bool = False
+
+    def measure(self, arena: Arena) -> None:
+        self.bytes, self.spare_bytes = arena.allocated_bytes, arena.spare_bytes
 
 
 class KVStore:
@@ -77,7 +86,8 @@ class KVStore:
             if arena_name(meta.conversation) != name:
                 raise fmt.corrupt("it belongs under another name")
             arena.free_spare()
-            self._records[meta.conversation] = _Record(meta, arena.allocated_bytes, trusted=False)
+            self._records[meta.conversation] = record = _Record(meta)
+            record.measure(arena)
         finally:
             arena.close()
 
@@ -108,7 +118,7 @@ class KVStore:
             self._discard(key)
             raise
         finally:
-            self._records[key].bytes = arena.allocated_bytes
+            self._records[key].measure(arena)
 
     def _write_fresh(self, key: ConversationKey, need_bytes: int, max_bytes: int) -> memoryview:
         half_bytes = fmt.half_bytes_for(max(need_bytes, max_bytes))
@@ -148,7 +158,8 @@ class KVStore:
             del self._fresh[key]
             self._unmap(key)
         self._writing.discard(key)
-        self._records[key] = _Record(meta, arena.allocated_bytes, trusted=True)
+        self._records[key] = record = _Record(meta, trusted=True)
+        record.measure(arena)
         self._sealer.submit(arena)
         self._map(key, arena)
 
@@ -182,10 +193,15 @@ class KVStore:
 
     def bytes(self, key: ConversationKey) -> int:
         record = self._records.get(key)
-        fresh = self._fresh.get(key)
-        return (record.bytes if record else 0) + (fresh.allocated_bytes if fresh else 0)
+        return record.bytes - record.spare_bytes if record else 0
 
     # --- beyond the protocol ------------------------------------------------------------------
+
+    @property
+    def spare_bytes(self) -> int:
+        """What :attr:`used_bytes` holds beyond the sum of :meth:`bytes`: halves that are being
+        written, or will be the next time; they are given back as soon as room is needed."""
+        return self.used_bytes - sum(self.bytes(key) for key in self._records)
 
     def least_recent(self) -> list[tuple[ConversationKey, int]]:
         """Conversations and their arena's bytes, the least recently used one first."""
@@ -278,5 +294,5 @@ class KVStore:
     def _free_spare(self, key: ConversationKey) -> int:
         arena = self._mapped[key]
         freed = arena.free_spare()
-        self._records[key].bytes = arena.allocated_bytes
+        self._records[key].measure(arena)
         return freed

@@ -26,7 +26,7 @@ from vram_conductor.protocol.commands import (
     WorkerBye,
     WorkerWelcome,
 )
-from vram_conductor.protocol.values import DeviceInfo, Memory
+from vram_conductor.protocol.values import DeviceInfo, Line, Memory
 from vram_conductor.worker.core import Core
 from vram_conductor.worker.digest import Digester
 from vram_conductor.worker.exits import EXIT_OK, EXIT_TEMPORARY, EXIT_UNAVAILABLE
@@ -66,6 +66,13 @@ class Outlet(Protocol):
     def send(self, *messages: Sent) -> None: ...
 
 
+class Spare(Protocol):
+    """What parked states take beyond themselves. ``kvstore.KVStore`` is it."""
+
+    @property
+    def spare_bytes(self) -> int: ...
+
+
 class Sampler(Protocol):
     """Memory of the device: ``memory.CpuSampler`` or ``vram.NvmlSampler``."""
 
@@ -91,6 +98,7 @@ class EngineLoop:
     def __init__(
         self,
         core: Core,
+        store: Spare,
         link: Outlet,
         inbox: Inbox,
         sampler: Sampler,
@@ -100,6 +108,7 @@ class EngineLoop:
         sample_ms: int,
     ) -> None:
         self._core = core
+        self._store = store
         self._link = link
         self._inbox = inbox
         self._sampler = sampler
@@ -239,13 +248,14 @@ class EngineLoop:
             return None
         assert self._broker_epoch is not None
         report = core.report()
+        spare = Line("spare", self._store.spare_bytes, detail="given back when room is needed")
         return Residency(
             broker_epoch=self._broker_epoch,
             worker_epoch=self._identity.worker_epoch,
             seq=self._reporter.seq,
             memory=self._sampler.sample(report.own_bytes),
             lines=report.lines,
-            host_lines=report.host_lines,
+            host_lines=[*report.host_lines, *([spare] if spare.bytes else [])],
             places=report.places,
             swaps=report.swaps,
         )

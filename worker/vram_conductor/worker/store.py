@@ -102,4 +102,4 @@ class Store(Protocol):
         """Conversations with a committed state, adopted ones included."""
 
     def bytes(self, key: ConversationKey) -> int:
-        """Bytes that a conversation's arena takes (0 if it has none)."""
+        """Bytes that a conversation's committed state takes (0 if it has none)."""
