@@ -30,7 +30,17 @@ AGENT = AgentKey("local", "coder")
 CONVERSATION = ConversationKey("local", "coder", "main")
 SHAPE = PoolShape(4096, 2, "q8_0")
 RAW = pack_tokens([1, 2, 65_536, 2**31 - 1])
-MEMORY = Memory(used_bytes=3_000_000_000, own_bytes=2_000_000_000, foreign_bytes=1_000_000_000)
+MEMORY = Memory(
+    used_bytes=3_000_000_000, own_bytes=2_000_000_000, foreign_bytes=1_000_000_000, age_ms=15
+)
+GPU = DeviceInfo(
+    device="cuda:0",
+    kind="cuda",
+    name="accelerator",
+    total_bytes=2**33,
+    reserved_bytes=2**28,
+    uuid="GPU-00000000-0000-0000-0000-000000000000",
+)
 ERROR = ErrorInfo(Code.INTERNAL, "decode_failed", "llama_decode returned -3", details={"rc": -3})
 MODEL = ModelInfo(
     model="ab12cd34",
@@ -246,6 +256,7 @@ def _reports() -> Cases:
         "ready_full": (
             msgspec.structs.replace(
                 ready,
+                device=GPU,
                 base_bytes=400_000_000,
                 mechanism="vmm-sleep",
                 mechanism_note="libcuda 13",
@@ -264,7 +275,7 @@ def _reports() -> Cases:
                 worker_epoch=WORKER_EPOCH,
                 seq=2,
                 memory=MEMORY,
-                lines=[Line("base", 1), Line("pool:ab12@f16", 2, True, "4096 cells × 2")],
+                lines=[Line("base", 1), Line("pool:ab12@q8_0", 2, True, "4096 cells × 2", SHAPE)],
                 host_lines=[Line("parked:local/coder/main", 16_000_000)],
                 places=[place],
                 swaps=12,
