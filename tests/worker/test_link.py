@@ -22,6 +22,7 @@ from vram_conductor.protocol.commands import (
     WorkerRefused,
 )
 from vram_conductor.protocol.errors import Code, ErrorInfo, InvalidArgument
+from vram_conductor.protocol.sockets import HWM
 from vram_conductor.protocol.values import DeviceInfo, Memory, Usage
 from vram_conductor.worker.link import (
     Arrived,
@@ -251,6 +252,26 @@ def test_a_broker_that_does_not_read_blocks_nobody_and_loses_nothing(
     assert messages < count, "what waited was joined"
     for op in (1, 2):
         assert texts[op] == "".join(f"{index}," for index in range(op - 1, count, 2))
+
+
+def test_a_full_socket_keeps_what_can_not_be_joined(engine: Engine, brokers: Brokers) -> None:
+    broker = brokers(heartbeat_ms=60_000)
+    broker.ready()
+    engine.take(Arrived)
+    count = 3 * HWM  # More than both ends of the socket hold.
+    for op in range(count):
+        engine.link.send((done(op), []))
+    deadline = time.monotonic() + PATIENCE_S
+    while not engine.link._was_full:
+        assert time.monotonic() < deadline, "the socket never was full"
+        time.sleep(0.002)
+    got: list[int] = []
+    while len(got) < count:
+        assert time.monotonic() < deadline, len(got)
+        broker.pump()
+        got += [message.op for _, message, _ in broker.received if isinstance(message, RunDone)]
+        broker.received.clear()
+    assert got == list(range(count))
 
 
 def test_bye_is_still_sent_when_closing(engine: Engine, brokers: Brokers) -> None:
