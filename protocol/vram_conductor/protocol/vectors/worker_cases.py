@@ -33,6 +33,7 @@ RAW = pack_tokens([1, 2, 65_536, 2**31 - 1])
 MEMORY = Memory(
     used_bytes=3_000_000_000, own_bytes=2_000_000_000, foreign_bytes=1_000_000_000, age_ms=15
 )
+CPU = DeviceInfo(device="cpu", kind="cpu", name="processor", total_bytes=2**33)
 GPU = DeviceInfo(
     device="cuda:0",
     kind="cuda",
@@ -233,7 +234,6 @@ def worker_replies() -> Cases:
 
 
 def _reports() -> Cases:
-    device = DeviceInfo(device="cpu", kind="cpu", name="processor", total_bytes=2**33)
     ready = commands.Ready(
         v=VERSION,
         worker="cpu@host",
@@ -242,7 +242,7 @@ def _reports() -> Cases:
         host="host",
         version="0.1.0",
         build="b7000",
-        device=device,
+        device=CPU,
         memory=MEMORY,
     )
     parked = commands.Parked(
