@@ -42,6 +42,8 @@ class Spec:
     n_ctx_train: int = 4096
     n_ctx_original: int | None = None
     """Training context before rope scaling; models with long and short factors have it."""
+    ssm_inner: int | None = None
+    """Anything but 2 * n_embd makes llama.cpp abort on jamba."""
     vocab: Literal["none", "bytes"] = "none"
     chat_template: str | None = None
     tied: bool = True
@@ -123,7 +125,7 @@ def _common(writer: gguf.GGUFWriter, spec: Spec) -> None:
     writer.add_feed_forward_length(0 if spec.arch == "mamba" else spec.n_ff)
     if spec.arch in ("mamba", "jamba"):
         writer.add_ssm_conv_kernel(4)
-        writer.add_ssm_inner_size(2 * spec.n_embd)
+        writer.add_ssm_inner_size(spec.ssm_inner or 2 * spec.n_embd)
         writer.add_ssm_state_size(16)
         writer.add_ssm_time_step_rank(4)
     if spec.arch == "mamba":
