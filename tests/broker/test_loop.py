@@ -142,7 +142,6 @@ class Running:
             sockets.listen(self.context, endpoint, hwm=1_000),
             codec.CLIENT_TO_BROKER,
             codec.BROKER_TO_CLIENT,
-            Pong(),
             lambda message, error: Error(rid=b"", error=error.info),
             outbox,
         )
@@ -151,7 +150,6 @@ class Running:
             sockets.listen(self.context, f"ipc://{folder}/w"),
             codec.WORKER_TO_BROKER,
             codec.BROKER_TO_WORKER,
-            WorkerPong(),
             lambda message, error: None,
         )
         self.stack.callback(self.workers.close)
@@ -464,6 +462,7 @@ def test_comings_and_goings_never_bury_the_living(start: Start) -> None:
         peer.ping(n)
         peer.socket.close(0)
         stable.ping(n)
+    assert not stable.socket.poll(0), "nobody is sent what he did not ask for"
     until(lambda: len({event.peer for event in running.core.seen(ClientGone)}) == 60)  # type: ignore[union-attr]
     stable.ping(99)
     assert not running.core.seen(ClientGone, stable_peer)

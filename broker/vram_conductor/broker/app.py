@@ -40,11 +40,11 @@ from vram_conductor.broker.records import BrokerEpoch
 from vram_conductor.broker.state_lock import StateLock
 from vram_conductor.broker.stop import Stop
 from vram_conductor.protocol import codec
-from vram_conductor.protocol.commands import FromWorker, WorkerPong
+from vram_conductor.protocol.commands import FromWorker
 from vram_conductor.protocol.config import client_endpoint, state_dir, worker_endpoint
 from vram_conductor.protocol.errors import ConductorError, DataLoss, InvalidArgument
 from vram_conductor.protocol.ids import next_epoch
-from vram_conductor.protocol.messages import ClientMessage, Error, Pong
+from vram_conductor.protocol.messages import ClientMessage, Error
 from vram_conductor.protocol.sockets import listen
 
 CLIENT_HWM = 1_000
@@ -75,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def exit_code(error: ConductorError) -> int:
     """Exit code for an error that keeps the broker from starting."""
-    if isinstance(error, InvalidArgument):
+    if isinstance(error, InvalidArgument) or error.reason == "auth_required":
         return EXIT_USAGE
     if isinstance(error, DataLoss) or error.reason == "journal_newer":
         return EXIT_DATA
@@ -129,7 +129,6 @@ def _bind(
         listen(context, client_endpoint(broker), hwm=CLIENT_HWM),
         codec.CLIENT_TO_BROKER,
         codec.BROKER_TO_CLIENT,
-        Pong(),
         lambda message, error: _to_client_instead(message, error, log),
     )
     stack.callback(clients.close)
@@ -137,7 +136,6 @@ def _bind(
         listen(context, worker_endpoint(broker)),
         codec.WORKER_TO_BROKER,
         codec.BROKER_TO_WORKER,
-        WorkerPong(),
         lambda message, error: _to_worker_instead(message, error, log),
     )
     stack.callback(workers.close)

@@ -72,7 +72,7 @@ class Logger:
 
     def _json_line(self, level: str, event: str, fields: dict[str, Any]) -> str:
         head = {"ts": self._stamp(), "level": level, "event": event}
-        return json.dumps({**fields, **head}, separators=(",", ":"))
+        return json.dumps({**head, **fields, **head}, separators=(",", ":"))
 
     def _text(self, level: str, event: str, fields: dict[str, Any]) -> str:
         parts = [self._stamp(), level.upper(), event]

@@ -172,7 +172,7 @@ class Loop:
         now_ns = self._clock_ns()
         for port in (self._clients, self._workers):
             if port.monitor in ready:
-                port.read_monitor(now_ns)
+                port.read_news(now_ns)
         for fd in self._stop.fds:
             if fd in ready:
                 for reason in self._stop.reasons(fd):
@@ -193,7 +193,7 @@ class Loop:
             port_ns = port.next_deadline_ns()
             if port_ns is not None and now_ns >= port_ns:
                 port.flush(now_ns)
-                port.probe(now_ns)
+                port.bury(now_ns)
         if self._clients.gone or self._workers.gone:
             self._bury(now_ns)
         if self._journal.trouble != self._trouble:

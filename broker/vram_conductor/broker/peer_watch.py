@@ -1,21 +1,26 @@
 """Notices at once that a ROUTER's peer has gone, even when nothing is being sent to it.
 
-libzmq tells which descriptor was closed (socket monitor) and with every message which descriptor
-it came from (ZMQ_SRCFD). A closed descriptor's number may already belong to somebody new when we
-hear of it, so the news is only a hint: a probe (a PONG nobody asked for) decides. EHOSTUNREACH
-can lag behind the news by some milliseconds, hence more than one probe.
+libzmq tells which descriptors were opened and closed (socket monitor), and with every message
+over which descriptor it came (ZMQ_SRCFD). The kernel gives the number of a closed descriptor to
+the next connection, so the order of the news matters: a connection's opening is reported before
+its first message can be read, and the closing of its predecessor before that. Whoever reads all
+news before he notes a new peer therefore never buries a living one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import struct
+from collections import deque
 
 import zmq
-from zmq.utils.monitor import recv_monitor_message
 
 from vram_conductor.protocol.sockets import Socket
 
-PROBE_AFTER_NS = (1_000_000, 10_000_000, 100_000_000)
+LAST_WORDS_NS = 5_000_000
+"""A peer counts as gone this long after its connection was closed: what it sent before is still
+being read."""
+
+_NEWS = struct.Struct("=HI")
 
 
 class PeerWatch:
@@ -23,68 +28,77 @@ class PeerWatch:
 
     Args:
         socket: the ROUTER.
-        alive: sends the probe; False if the peer is unknown to the socket.
+
+    Attributes:
+        monitor: to be polled; then call ``read_news``.
     """
 
-    def __init__(self, socket: Socket, alive: Callable[[bytes], bool]) -> None:
+    def __init__(self, socket: Socket) -> None:
         self._socket = socket
-        self._alive = alive
+        self._open: set[int] = set()
         self._peers_of: dict[int, set[bytes]] = {}
         self._fd_of: dict[bytes, int] = {}
-        self._probes: list[tuple[int, bytes]] = []
-        self.monitor: Socket = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._leaving: deque[tuple[int, bytes]] = deque()
+        self.monitor: Socket = socket.get_monitor_socket(
+            zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED
+        )
 
     def known(self, peer: bytes) -> bool:
         """Whether ``met`` was called for this connection."""
         return peer in self._fd_of
 
     def met(self, peer: bytes, fd: int, now_ns: int) -> None:
-        """The first message of a connection arrived over ``fd`` (negative: it has none).
-
-        Another peer with the same descriptor is gone, or this is a late message of one that is:
-        the order of the two messages does not tell, the probes do.
-        """
+        """The first message of a connection arrived over ``fd`` (negative: it has none)."""
+        self.read_news(now_ns)
         self._fd_of[peer] = fd
         if fd < 0:
             return
-        same = self._peers_of.setdefault(fd, set())
-        same.add(peer)
-        if len(same) > 1:
-            self._suspect(fd, now_ns)
+        self._peers_of.setdefault(fd, set()).add(peer)
+        if fd not in self._open:
+            # It said something and left before we looked.
+            self._closed(fd, now_ns)
 
     def forget(self, peer: bytes) -> None:
         """The peer is gone. Idempotent."""
-        same = self._peers_of.get(fd := self._fd_of.pop(peer, -1))
+        fd = self._fd_of.pop(peer, -1)
+        same = self._peers_of.get(fd)
         if same is not None:
             same.discard(peer)
             if not same:
                 del self._peers_of[fd]
 
-    def read_monitor(self, now_ns: int) -> None:
-        """Take in all news of closed connections."""
-        while self.monitor.poll(0):
-            news = recv_monitor_message(self.monitor, zmq.DONTWAIT)
-            self._suspect(int(news["value"]), now_ns)
+    def read_news(self, now_ns: int) -> None:
+        """Take in all news of opened and closed connections."""
+        while True:
+            try:
+                news = self.monitor.recv_multipart(zmq.DONTWAIT)
+            except zmq.Again:
+                return
+            event, fd = _NEWS.unpack_from(news[0])
+            if event == zmq.EVENT_ACCEPTED:
+                self._open.add(fd)
+            else:
+                self._closed(fd, now_ns)
 
-    def _suspect(self, fd: int, now_ns: int) -> None:
-        for peer in self._peers_of.get(fd, ()):
-            self._probes += [(now_ns + after, peer) for after in PROBE_AFTER_NS]
-        self._probes.sort()
-
-    def probe(self, now_ns: int) -> list[bytes]:
-        """Send the probes that are due; returns the peers that are gone."""
+    def left(self, now_ns: int) -> list[bytes]:
+        """The peers that are gone since the last call; forgotten here."""
         gone: list[bytes] = []
-        while self._probes and self._probes[0][0] <= now_ns:
-            _, peer = self._probes.pop(0)
-            if self.known(peer) and not self._alive(peer):
+        while self._leaving and self._leaving[0][0] <= now_ns:
+            peer = self._leaving.popleft()[1]
+            if self.known(peer):
                 self.forget(peer)
                 gone.append(peer)
         return gone
 
     def next_deadline_ns(self) -> int | None:
-        """When to call ``probe``."""
-        return self._probes[0][0] if self._probes else None
+        """When to call ``left``."""
+        return self._leaving[0][0] if self._leaving else None
 
     def close(self) -> None:
         self._socket.disable_monitor()
         self.monitor.close(0)
+
+    def _closed(self, fd: int, now_ns: int) -> None:
+        self._open.discard(fd)
+        for peer in self._peers_of.pop(fd, ()):
+            self._leaving.append((now_ns + LAST_WORDS_NS, peer))

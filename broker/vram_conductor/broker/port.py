@@ -50,7 +50,6 @@ class Port(Generic[M]):
         listener: from ``sockets.listen``.
         incoming: decodes what peers send.
         outgoing: encodes what we send.
-        pong: a message that a peer ignores; used as a probe.
         instead: see Instead.
 
     Attributes:
@@ -64,7 +63,6 @@ class Port(Generic[M]):
         listener: Listener,
         incoming: Codec[M],
         outgoing: Codec[Any],
-        pong: msgspec.Struct,
         instead: Instead,
         outbox: Outbox | None = None,
     ) -> None:
@@ -78,15 +76,14 @@ class Port(Generic[M]):
         self._decode = incoming.decode
         self._encode = outgoing.encode
         self._instead = instead
-        self._pong = outgoing.encode(pong)
-        self._watch = PeerWatch(listener.socket, self._alive)
+        self._watch = PeerWatch(listener.socket)
         self._flush_at_ns = 0
         self._cut_off: set[bytes] = set()
         self._bad: dict[bytes, tuple[int, int]] = {}
 
     @property
     def monitor(self) -> Socket:
-        """To be polled beside ``socket``; then call ``read_monitor``."""
+        """To be polled beside ``socket``; then call ``read_news``."""
         return self._watch.monitor
 
     # --- receiving ----------------------------------------------------------------------------
@@ -195,13 +192,13 @@ class Port(Generic[M]):
 
     # --- gone peers ---------------------------------------------------------------------------
 
-    def read_monitor(self, now_ns: int) -> None:
+    def read_news(self, now_ns: int) -> None:
         """The monitor has news."""
-        self._watch.read_monitor(now_ns)
+        self._watch.read_news(now_ns)
 
-    def probe(self, now_ns: int) -> None:
-        """Find out about peers whose connection seems closed."""
-        for peer in self._watch.probe(now_ns):
+    def bury(self, now_ns: int) -> None:
+        """Find out about peers whose connection was closed."""
+        for peer in self._watch.left(now_ns):
             self._lose(peer)
 
     def take_gone(self) -> bytes:
@@ -211,27 +208,16 @@ class Port(Generic[M]):
         return peer
 
     def next_deadline_ns(self) -> int | None:
-        """When to call ``flush`` and ``probe`` at the latest."""
-        probe_ns = self._watch.next_deadline_ns()
+        """When to call ``flush`` and ``bury`` at the latest."""
+        left_ns = self._watch.next_deadline_ns()
         if not len(self.outbox):
-            return probe_ns
-        return self._flush_at_ns if probe_ns is None else min(probe_ns, self._flush_at_ns)
+            return left_ns
+        return self._flush_at_ns if left_ns is None else min(left_ns, self._flush_at_ns)
 
     def close(self) -> None:
         """Close the socket; messages that it has accepted still leave (LINGER)."""
         self._watch.close()
         self._listener.close()
-
-    def _alive(self, peer: bytes) -> bool:
-        try:
-            self.socket.send_multipart([peer, *self._pong], zmq.DONTWAIT)
-        except zmq.Again:
-            return True
-        except zmq.ZMQError as error:
-            if error.errno != errno.EHOSTUNREACH:
-                raise
-            return False
-        return True
 
     def _lose(self, peer: bytes) -> None:
         self._watch.forget(peer)
