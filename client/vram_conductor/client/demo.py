@@ -86,7 +86,6 @@ class Demo:
 
     def run(self, separate_bytes: int, output: Output) -> None:
         """All acts."""
-        self._wait_for_worker()
         memory = PeakMemory(self._worker_pid())
         self._admit(output)
         self._refuse()
@@ -276,11 +275,6 @@ class Demo:
     def _worker_pid(self) -> int:
         worker = self._device().worker
         return worker.pid if worker else 0
-
-    def _wait_for_worker(self) -> None:
-        until = time.monotonic() + 60
-        while not self._worker_pid() and time.monotonic() < until:
-            time.sleep(0.02)
 
     def _kill_worker(self) -> None:
         pid = self._worker_pid()

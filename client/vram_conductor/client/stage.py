@@ -12,6 +12,7 @@ import shutil
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +20,12 @@ from types import TracebackType
 from typing import Self
 
 from vram_conductor.client.supervisor import Supervisor
+from vram_conductor.client.sync import Conductor
+from vram_conductor.protocol.errors import Unavailable
 
 SHARED_MEMORY = Path("/dev/shm")
+READY_S = 60.0
+POLL_S = 0.01
 
 
 @dataclass(frozen=True)
@@ -90,7 +95,11 @@ class Stage:
         return "\n".join(parts)
 
     def start(self) -> Self:
-        """Start everything; the broker is bound when this returns, workers may still load."""
+        """Start everything; every device has its worker when this returns.
+
+        Raises:
+            Unavailable: ``broker_failed``, ``no_worker``.
+        """
         try:
             self.endpoint = self.supervisor.start()["clients"]
         except BaseException:
@@ -101,7 +110,23 @@ class Stage:
             raise
         self._thread = threading.Thread(target=self.supervisor.run, name="supervisor", daemon=True)
         self._thread.start()
+        try:
+            self._wait_for_workers()
+        except BaseException:
+            self.stop()
+            raise
         return self
+
+    def _wait_for_workers(self) -> None:
+        until = time.monotonic() + READY_S
+        with Conductor(self.endpoint, client="stage") as conductor:
+            while any(device.worker is None for device in conductor.status().devices):
+                if time.monotonic() > until:
+                    raise Unavailable(
+                        "no_worker",
+                        f"a worker did not come up within {READY_S:.0f} s; see {self.log}",
+                    )
+                time.sleep(POLL_S)
 
     def stop(self) -> None:
         """Drain, stop every process, remove the folders."""
