@@ -5,18 +5,20 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
+from vram_conductor.worker.llama.loglines import (
+    BufferLine,
+    CacheLine,
+    parse_buffers,
+    parse_caches,
+    unknown_buffers,
+)
 from vram_conductor.worker.llama.logs import (
     LEVEL_CONT,
     LEVEL_DEBUG,
     LEVEL_ERROR,
     LEVEL_INFO,
     LEVEL_WARN,
-    BufferLine,
-    CacheLine,
     LogRouter,
-    parse_buffers,
-    parse_caches,
-    unknown_buffers,
 )
 from vram_conductor.worker.llama.sizes import measured_pool, measured_weights, on_device
 

@@ -30,15 +30,15 @@ from vram_conductor.worker.llama.context import create_context
 from vram_conductor.worker.llama.identity import model_id, stat_model
 from vram_conductor.worker.llama.info import read_info
 from vram_conductor.worker.llama.loading import load_model
-from vram_conductor.worker.llama.logs import unknown_buffers
+from vram_conductor.worker.llama.loglines import ROUNDING_BYTES, unknown_buffers
 from vram_conductor.worker.llama.options import EngineOptions
 from vram_conductor.worker.llama.sizes import (
     DryPool,
     dry_pool,
     largest_fitting,
     state_bytes,
-    weights_bound,
 )
+from vram_conductor.worker.llama.tensors import cuda_weights_bytes, read_tensors
 
 DRY_MODELS_MAX = 3
 POOLS_MAX = 4096
@@ -146,17 +146,25 @@ class DryRunner:
         key = model_id(stat)
         if key not in self._facts:
             model = self._dry_model(path, key)
-            size = int(ll.llama_model_size(model))
             mrope = int(ll.llama_model_rope_type(model)) in _MROPE_TYPES
             info = read_info(model, path, path, stat)
             self._facts[key] = ModelFacts(
                 info=info,
-                weights_bytes=weights_bound(size),
+                weights_bytes=self._weights_bytes(model, path),
                 n_swa=int(ll.llama_model_n_swa(model)),
                 cell_extra_bytes=_CELL_EXT_BYTES if mrope else 0,
                 recurrent=info.rollback == "none",
             )
         return key, self._facts[key]
+
+    def _weights_bytes(self, model: Any, path: str) -> int:
+        """Upper bound of the weights on the device, as a real load would log them."""
+        if self._options.device_kind == "cuda":
+            size = cuda_weights_bytes(read_tensors(path))
+        else:
+            size = int(ll.llama_model_size(model))
+        # Two buffers at most (on cpu: plain and repacked), each printed with a rounding error.
+        return size + 2 * ROUNDING_BYTES
 
     def _dry_model(self, path: str, key: str) -> Any:
         model = self._models.get(key)

@@ -89,6 +89,7 @@ def model_params(options: EngineOptions, *, dry: bool) -> Any:
         params.main_gpu = -1  # no GPU at all, even where the build has one
         params.n_gpu_layers = 0
         params.load_mode = ll.LLAMA_LOAD_MODE_NONE
+    params.lazy_mode = ll.LLAMA_LAZY_MODE_OFF  # all that is promised is there from the start
     if dry:
         params.no_alloc = True
         params.load_mode = ll.LLAMA_LOAD_MODE_NONE

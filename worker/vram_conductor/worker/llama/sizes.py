@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from vram_conductor.protocol.limits import N_CTX_PAD
-from vram_conductor.worker.llama.logs import (
+from vram_conductor.worker.llama.loglines import (
     ROUNDING_BYTES,
     CacheLine,
     parse_buffers,
@@ -137,9 +137,3 @@ def largest_fitting(pool_bytes: Callable[[int], int], fit_bytes: int, limit_cell
         else:
             high, high_bytes = middle, size
     return low * N_CTX_PAD
-
-
-def weights_bound(model_bytes: int) -> int:
-    """Upper bound of the logged weight buffers of a model of ``model_bytes`` on cpu, where all
-    of it lies in at most two buffers (plain and repacked)."""
-    return model_bytes + 2 * ROUNDING_BYTES
