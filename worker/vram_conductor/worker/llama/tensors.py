@@ -98,14 +98,14 @@ def _skip_value(data: mmap.mmap, at: int, kind: int) -> int:
     if kind != _ARRAY:
         return at + _SCALAR_BYTES[kind]
     item = _U32.unpack_from(data, at)[0]
-    count = _U64.unpack_from(data, at + 4)[0]
+    count = int(_U64.unpack_from(data, at + 4)[0])
     at += 12
     if item in _SCALAR_BYTES:
         return at + count * _SCALAR_BYTES[item]
     length_at = _U64.unpack_from
     for _ in range(count):
-        at = _skip_value(data, at, item) if item == _ARRAY else at + 8 + length_at(data, at)[0]
-    return int(at)
+        at = _skip_value(data, at, item) if item == _ARRAY else at + 8 + int(length_at(data, at)[0])
+    return at
 
 
 def cuda_weights_bytes(tensors: Iterable[Tensor]) -> int:
