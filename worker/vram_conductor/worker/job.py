@@ -43,6 +43,8 @@ class Job:
         committed: a token was generated, so the conversation has become ``work``.
         slot: where it runs, None while it waits.
         held: how much of ``work`` had KV when it lost its slot.
+        settling: it has not been in a batch since it was placed, or is catching up.
+        catching_up: KV of tokens that it had already is being computed again.
         front: it waits only while its pool is reopened.
         alone: a decode with others failed; it runs in batches of its own until one succeeds.
     """
@@ -66,6 +68,8 @@ class Job:
     committed: bool = False
     slot: Slot | None = None
     held: int = 0
+    settling: bool = False
+    catching_up: bool = False
     front: bool = False
     alone: bool = False
     receipt: Receipt = field(default_factory=Receipt)
@@ -109,6 +113,7 @@ class Job:
             self.run.priority,
             self.waiting_ns,
             self.placed_ns,
+            self.settling,
             self.front,
         )
 
@@ -119,6 +124,7 @@ class Job:
         self.slot.job = None
         self.slot = None
         self.placed_ns = None
+        self.settling = self.catching_up = False
         self.waiting_ns = now_ns
         self.front = front
 

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from vram_conductor.worker.job import Job
 
 
+_SMOOTHING = 0.5
+
+
 @dataclass(frozen=True)
 class Agent:
     """An admitted agent.
@@ -115,6 +118,11 @@ class PoolState:
     @property
     def shape(self) -> PoolShape | None:
         return self.handle.shape if self.handle else None
+
+    def note_swap(self, swap_ms: float) -> None:
+        """Smooth a new measurement into ``swap_ms``."""
+        known = self.swap_ms or swap_ms
+        self.swap_ms = known + _SMOOTHING * (swap_ms - known)
 
     def guarantee(self, n_ctx: int) -> int:
         """The context that an agent really has here, in tokens."""

@@ -7,6 +7,7 @@ compete for room, they take turns at token boundaries:
 - what is on the device stays there for at least a *time slice*: the floor, or so long that the
   swaps take at most a tenth of the time, whichever is longer. Towards a job of higher priority
   only the second holds;
+- it stays until it has got somewhere, in any case;
 - after its slice it still stays while its priority is above the waiting job's rank.
 
 A slice belongs to a pool, not to a job: jobs that join a pool within its slice cause no swap, and
@@ -38,6 +39,8 @@ class JobView:
         priority: higher runs first.
         waiting_ns: since when it waits (arrival, or its last preemption).
         placed_ns: since when it is in a slot, None while it waits.
+        settling: it has got nowhere yet since it was placed, so that taking its slot now would
+            have been a swap for nothing.
         front: it lost its slot only because its pool is being reopened: it comes back first.
     """
 
@@ -46,6 +49,7 @@ class JobView:
     priority: int
     waiting_ns: int
     placed_ns: int | None = None
+    settling: bool = False
     front: bool = False
 
 
@@ -84,11 +88,13 @@ def frozen_pools(
 ) -> frozenset[str]:
     """Pools that may not be closed for ``waiter``'s sake. A pool without jobs never is one."""
     top: dict[str, int] = {}
+    frozen = set()
     for job in jobs:
         top[job.pool] = max(job.priority, top.get(job.pool, job.priority))
+        if job.settling and job.pool != waiter.pool:
+            frozen.add(job.pool)
     own = stages.get(waiter.pool)
     own_ms = own.swap_ms if own else 0.0
-    frozen = set()
     for pool, priority in top.items():
         stage = stages.get(pool)
         if stage is None or pool == waiter.pool:
@@ -112,7 +118,7 @@ def frozen_jobs(
         for job in jobs
         if job.pool == waiter.pool
         and job.placed_ns is not None
-        and _holds(waiter, job.priority, job.placed_ns, swap_ms, now_ns, floor_ns)
+        and (job.settling or _holds(waiter, job.priority, job.placed_ns, swap_ms, now_ns, floor_ns))
     )
 
 

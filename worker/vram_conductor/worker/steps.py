@@ -102,6 +102,12 @@ class Steps:
             slot.tape.extend(job.work.view(held, held + count))
             slot.clean = False
             job.alone = False
+            job.settling = job.catching_up and job.pending > 0
+            if job.catching_up and not job.settling:
+                # What had to be computed again is a price of the swap.
+                job.catching_up = False
+                assert job.placed_ns is not None
+                job.pool.note_swap((self._clock() - job.placed_ns) / 1e6)
             if job.generated and count == 1:
                 paper.decode_ms += elapsed_ms
             else:

@@ -13,7 +13,7 @@ from vram_conductor.worker.outbox import Outbox
 from vram_conductor.worker.parking import Parking
 from vram_conductor.worker.planner import Blocked, Plan, Want, plan_seat
 from vram_conductor.worker.prepare import prepare
-from vram_conductor.worker.residency import PoolState, Residency
+from vram_conductor.worker.residency import Residency
 from vram_conductor.worker.schedule import (
     JobView,
     StageView,
@@ -23,8 +23,6 @@ from vram_conductor.worker.schedule import (
 )
 from vram_conductor.worker.snapshot import world
 from vram_conductor.worker.world import ClosePool, Drop, Park
-
-_SMOOTHING = 0.5
 
 
 class Turns:
@@ -129,13 +127,9 @@ class Turns:
             self._ends.failed(job, error)
             return True
         if plan.moves or restored:
-            self._note_swap(job.pool, (self._clock() - begin) / 1e6)
+            job.pool.note_swap((self._clock() - begin) / 1e6)
         self._residency.revision += 1
         return True
-
-    def _note_swap(self, pool: PoolState, swap_ms: float) -> None:
-        known = pool.swap_ms or swap_ms
-        pool.swap_ms = known + _SMOOTHING * (swap_ms - known)
 
     def _seat(self, job: Job, index: int, now_ns: int) -> bool:
         """Put the conversation's KV into the slot, as far as there is any; say STARTED."""
@@ -163,6 +157,7 @@ class Turns:
         conversation.lost = ""
         job.slot, slot.job = slot, job
         job.placed_ns, job.front, job.seated_once = now_ns, False, True
+        job.settling, job.catching_up = True, missing > 0
         slot.used_ns = conversation.used_ns = pool.used_ns = pool.weights.used_ns = now_ns
         self._announce(job)
         return reuse.restored
