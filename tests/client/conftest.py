@@ -13,3 +13,10 @@ from scripted_broker import ScriptedBroker
 def broker(short_tmp: Path) -> Iterator[ScriptedBroker]:
     with ScriptedBroker(f"ipc://{short_tmp}/b.ipc") as broker:
         yield broker
+
+
+@pytest.fixture
+def patient_broker(short_tmp: Path) -> Iterator[ScriptedBroker]:
+    """So long a heartbeat that it heals nothing within a test."""
+    with ScriptedBroker(f"ipc://{short_tmp}/b.ipc", heartbeat_ms=600_000) as broker:
+        yield broker

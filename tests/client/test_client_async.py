@@ -235,6 +235,23 @@ def test_a_slow_reader_with_a_window_holds_the_broker_back(broker: ScriptedBroke
     run(main())
 
 
+def test_no_wake_up_is_missed_while_both_sides_talk(patient_broker: ScriptedBroker) -> None:
+    """Sending can eat the signal that says that something arrived."""
+    patient_broker.pieces = [f"{number} " for number in range(100)]
+
+    async def main() -> None:
+        async with AsyncConductor(patient_broker.endpoint) as conductor:
+
+            async def read(window: int) -> None:
+                for _ in range(10):
+                    reply = conductor.agent("a").chat("x", window=window)
+                    assert [piece async for piece in reply] == patient_broker.pieces
+
+            await asyncio.gather(*(read(window) for window in (1, 2, 3, 5, 8)))
+
+    run(main())
+
+
 def test_two_tasks_may_read_one_reply(broker: ScriptedBroker) -> None:
     broker.pieces = [f"{number} " for number in range(100)]
 

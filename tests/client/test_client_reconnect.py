@@ -138,12 +138,11 @@ def test_a_restarted_broker(broker: ScriptedBroker, conductor: Conductor) -> Non
     assert conductor.ping() > 0
 
 
-def test_an_idle_connection_comes_back_by_itself(
-    broker: ScriptedBroker, conductor: Conductor
-) -> None:
-    broker.cut()
-    eventually(lambda: len(broker.of(wire.Hello)) == 2, "HELLO again")
-    assert conductor.ping() > 0
+def test_an_idle_connection_comes_back_by_itself(patient_broker: ScriptedBroker) -> None:
+    with Conductor(patient_broker.endpoint) as conductor:
+        patient_broker.cut()
+        eventually(lambda: len(patient_broker.of(wire.Hello)) == 2, "HELLO again")
+        assert conductor.ping() > 0
 
 
 def test_a_broker_that_forgot_the_session_is_noticed(
