@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -54,7 +55,6 @@ class BrokerProcess:
         flags: appended to the command.
         env: laid over the environment.
         code: Python source to run instead of the module; it gets the flags as sys.argv.
-        file_bytes_max: no file of the process may grow beyond this: a disk that is full.
     """
 
     def __init__(
@@ -63,7 +63,6 @@ class BrokerProcess:
         *flags: str,
         env: dict[str, str] | None = None,
         code: str = "",
-        file_bytes_max: int | None = None,
         own_folders: bool = True,
     ) -> None:
         self.folder = folder
@@ -78,8 +77,6 @@ class BrokerProcess:
         command += ["--print-endpoints", "--supervised-fd", str(life_r)]
         if own_folders:
             command += ["--runtime-dir", str(folder / "r"), "--state-dir", str(folder / "s")]
-        if file_bytes_max is not None:
-            command = ["prlimit", f"--fsize={file_bytes_max}:unlimited", *command]
         self.process = subprocess.Popen(
             [*command, *flags],
             stdin=subprocess.DEVNULL,
@@ -105,6 +102,11 @@ class BrokerProcess:
         """Resident memory of the process."""
         status = Path(f"/proc/{self.process.pid}/status").read_text()
         return int(status.split("VmRSS:")[1].split()[0]) * 1024
+
+    def limit_files(self, most_bytes: int) -> None:
+        """No file of the process may grow beyond this: a disk that is full (or not any more)."""
+        limits_bytes = (most_bytes, resource.RLIM_INFINITY)
+        resource.prlimit(self.process.pid, resource.RLIMIT_FSIZE, limits_bytes)
 
     def client(self, *, hello: bool = True, hwm: int = sockets.HWM) -> RawClient:
         """A connected raw client, by default with a session."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import socket as plain_socket
@@ -19,6 +20,8 @@ import msgpack
 import pytest
 import zmq
 
+from vram_conductor.broker import journal as journal_module
+from vram_conductor.broker import journal_file
 from vram_conductor.broker.auth import identify
 from vram_conductor.broker.effects import Append, Effect, Exit, Log, SendClient, SendWorker
 from vram_conductor.broker.events import (
@@ -26,6 +29,7 @@ from vram_conductor.broker.events import (
     ClientGone,
     ClientMessageIn,
     Event,
+    JournalTrouble,
     Shutdown,
     Tick,
     WorkerBad,
@@ -142,7 +146,7 @@ class Running:
             sockets.listen(self.context, endpoint, hwm=1_000),
             codec.CLIENT_TO_BROKER,
             codec.BROKER_TO_CLIENT,
-            lambda message, error: Error(rid=b"", error=error.info),
+            lambda message, error: Error(rid=getattr(message, "rid", b""), error=error.info),
             outbox,
         )
         self.stack.callback(self.clients.close)
@@ -394,6 +398,52 @@ def test_a_bad_worker_message_is_told_to_the_core_only(start: Start) -> None:
     worker = running.connect(running.workers.endpoint)
     worker.socket.send_multipart([b"VMC\x63", b"x"])
     until(lambda: bool(running.core.seen(WorkerBad)))
+
+
+def test_an_answer_that_no_frame_can_hold_becomes_an_error(start: Start) -> None:
+    running = start()
+    running.core.burst, running.core.piece = 1, "x" * (limits.MAP_BYTES_MAX + 1)
+    peer = running.connect()
+    peer.send(Status(rid=RID))
+    answer = peer.receive()
+    assert isinstance(answer, Error)
+    assert (answer.rid, answer.error.reason) == (RID, "message_too_large")
+    peer.ping(1)
+
+
+def test_a_request_with_a_wrong_field_is_answered_by_its_rid(start: Start) -> None:
+    running = start()
+    peer = running.connect()
+    body = {"t": "REGISTER", "rid": RID, "agent": 5, "model": "m"}
+    peer.socket.send_multipart([GOOD[0], msgpack.packb(body)])
+    peer.receive()
+    event = running.core.seen(ClientBad)[0]
+    assert isinstance(event, ClientBad)
+    assert event.rid == RID
+
+
+def test_trouble_with_the_disk_reaches_the_core_and_so_does_its_end(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = start()
+    peer = running.connect()
+    real = journal_file.write_all
+
+    def full(fd: int, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(journal_module, "write_all", full)
+    peer.send(List(rid=RID))
+    assert peer.receive() == Ok(rid=RID), "it goes on serving"
+    until(lambda: len(running.core.seen(JournalTrouble)) == 1)
+    monkeypatch.setattr(journal_module, "write_all", real)
+    until(lambda: len(running.core.seen(JournalTrouble)) == 2)
+    whys = [event.why for event in running.core.seen(JournalTrouble)]  # type: ignore[union-attr]
+    assert "No space left on device" in whys[0]
+    assert whys[1] == ""
+    opened = open_journal(running.folder, running.log)
+    os.close(opened.fd)
+    assert opened.restored.broker_epoch > 0
 
 
 # --- peers that vanish ------------------------------------------------------------------------
