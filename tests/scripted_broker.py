@@ -311,6 +311,6 @@ _DEFAULTS: dict[type, Handler] = {
     wire.Credit: _credit,
     wire.Resume: _resume,
     wire.Cancel: _cancel,
-    wire.Reset: lambda peer, message: peer.send(wire.Ok(rid=message.rid)),
+    wire.Reset: lambda peer, message: peer.send(wire.Ok(rid=message.rid, body={"version": 1})),
     wire.Ping: lambda peer, message: peer.send(wire.Pong(n=message.n)),
 }

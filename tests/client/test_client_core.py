@@ -658,7 +658,8 @@ def test_forgetting_a_call_leaves_nothing_behind() -> None:
     it = Driver()
     it.open()
     it.core.call(wire.List(rid=RID), 1_000, it.now_ns)
-    it.core.forget(RID)
+    it.core.forget(RID, it.now_ns)
+    assert it.sent() == [wire.List(rid=RID)]
     assert it.wait(2_000) == []
     assert it.get(wire.Ok(rid=RID)) == []
 
@@ -667,3 +668,28 @@ def test_errors_are_conductor_errors() -> None:
     it = Driver(Timing(connect_ms=1))
     it.decode()
     assert isinstance(only(it.wait(1), Failed).error, ConductorError)
+
+
+@pytest.mark.parametrize("how", ["forgotten", "late"])
+def test_a_load_that_nobody_waits_for_is_given_up(how: str) -> None:
+    it = Driver()
+    it.open()
+    it.core.call(wire.Register(rid=RID, agent="a", model="m"), 1_000, it.now_ns)
+    it.sent()
+    if how == "forgotten":
+        it.core.forget(RID, it.now_ns)
+    else:
+        assert only(it.wait(1_000), Failed).error.reason == "no_answer"
+    assert it.sent() == [wire.Cancel(rid=RID)]
+    it.core.forget(RID, it.now_ns)
+    assert it.sent() == []
+
+
+def test_an_answered_register_is_not_cancelled() -> None:
+    it = Driver()
+    it.open()
+    it.core.call(wire.Register(rid=RID, agent="a", model="m"), 1_000, it.now_ns)
+    it.get(wire.Ok(rid=RID))
+    it.sent()
+    it.core.forget(RID, it.now_ns)
+    assert it.sent() == []

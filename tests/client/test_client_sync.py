@@ -27,9 +27,11 @@ from vram_conductor.client import (
     Cancelled,
     Conductor,
     DeadlineExceeded,
+    ErrorInfo,
     FailedPrecondition,
     Internal,
     InvalidArgument,
+    LedgerDeny,
     News,
     NotFound,
     Unavailable,
@@ -139,7 +141,7 @@ def test_register_list_status_reset_unregister(
     assert agent.info.n_ctx == 512
     assert [known.agent for known in conductor.list()] == ["coder"]
     assert conductor.status().version == "scripted"
-    agent.reset("side")
+    assert agent.reset("side") == 1
     assert broker.expect(wire.Reset)[1].conversation == "side"
     agent.unregister()
     assert conductor.list() == []
@@ -157,6 +159,26 @@ def test_an_error_of_the_broker_keeps_its_type_and_numbers(
         conductor.register("coder", "m")
     assert caught.value.reason == "agent_exists"
     assert caught.value.details == {"n_ctx": 512}
+
+
+def test_a_refusal_is_one_line_and_knows_what_fits(
+    broker: ScriptedBroker, conductor: Conductor
+) -> None:
+    line = "VRAM_LEDGER_DENY code=CAP requested=136MiB largest_n_ctx=2304"
+    info = ErrorInfo(
+        Code.RESOURCE_EXHAUSTED,
+        "VRAM_LEDGER_DENY",
+        line,
+        retryable=True,
+        details={"largest_n_ctx_that_fits": 2304, "requested_bytes": 142606336},
+    )
+    broker.on[wire.Register] = lambda peer, message: peer.fail(message.rid, info)
+    with pytest.raises(LedgerDeny) as caught:
+        conductor.register("analyst", "m", n_ctx=8192)
+    assert str(caught.value) == line
+    assert caught.value.largest_n_ctx == 2304
+    assert caught.value.details["requested_bytes"] == 142606336
+    assert caught.value.retryable
 
 
 def test_progress_reaches_the_caller(broker: ScriptedBroker, conductor: Conductor) -> None:

@@ -94,9 +94,9 @@ class Agent:
             **options,
         )
 
-    def reset(self, conversation: str = DEFAULT_CONVERSATION) -> None:
-        """Forget a conversation; the agent stays. Raises NotFound."""
-        self._conductor.reset(self.name, conversation)
+    def reset(self, conversation: str = DEFAULT_CONVERSATION) -> int:
+        """Forget a conversation; the agent stays. Returns its version. Raises NotFound."""
+        return self._conductor.reset(self.name, conversation)
 
     def unregister(self) -> None:
         """Remove the agent and its conversations. Raises NotFound."""

@@ -128,9 +128,10 @@ class AsyncConductor:
         """Remove an agent; see ``Conductor.unregister``."""
         await self._call(build_unregister(new_rid(), agent))
 
-    async def reset(self, agent: str, conversation: str = DEFAULT_CONVERSATION) -> None:
+    async def reset(self, agent: str, conversation: str = DEFAULT_CONVERSATION) -> int:
         """Forget a conversation; see ``Conductor.reset``."""
-        await self._call(build_reset(new_rid(), agent, conversation))
+        body = await self._call(build_reset(new_rid(), agent, conversation))
+        return int(body.get("version", 0))
 
     async def list(self) -> list[AgentStatus]:
         """Your agents, with their conversations."""
@@ -223,4 +224,4 @@ class AsyncConductor:
         finally:
             # A cancelled task waits no more; after an answer this changes nothing.
             link.drop(key)
-            self._core.forget(key)
+            link.perform(self._core.forget(key, time.monotonic_ns()))

@@ -61,9 +61,9 @@ class AsyncAgent:
             **options,
         )
 
-    async def reset(self, conversation: str = DEFAULT_CONVERSATION) -> None:
-        """Forget a conversation; the agent stays. Raises NotFound."""
-        await self._conductor.reset(self.name, conversation)
+    async def reset(self, conversation: str = DEFAULT_CONVERSATION) -> int:
+        """Forget a conversation; the agent stays. Returns its version. Raises NotFound."""
+        return await self._conductor.reset(self.name, conversation)
 
     async def unregister(self) -> None:
         """Remove the agent and its conversations. Raises NotFound."""

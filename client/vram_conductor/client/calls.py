@@ -14,6 +14,7 @@ from vram_conductor.protocol.errors import (
     error_from_info,
 )
 from vram_conductor.protocol.messages import (
+    Cancel,
     Error,
     List,
     Ok,
@@ -57,9 +58,10 @@ class Calls:
     def sent(self, message: CallMessage) -> None:
         self._waiting[call_key(message)].times_sent += 1
 
-    def drop(self, key: bytes) -> None:
-        """Nobody waits for this answer any more."""
-        self._waiting.pop(key, None)
+    def drop(self, key: bytes) -> list[Cancel]:
+        """Nobody waits for this answer any more; returns what to tell the broker."""
+        call = self._waiting.pop(key, None)
+        return [] if call is None else _withdrawal(call)
 
     def again(self) -> list[CallMessage]:
         """What to send in a fresh session: first the ephemeral agents, which would go with the
@@ -94,14 +96,17 @@ class Calls:
             self._no_longer(request.agent)
         return [Answered(key, message.body if isinstance(message, Ok) else {})]
 
-    def tick(self, now_ns: int, unavailable: Unavailable | None) -> list[RequestEffect]:
+    def tick(
+        self, now_ns: int, unavailable: Unavailable | None
+    ) -> tuple[list[RequestEffect], list[Cancel]]:
         """Deadlines. ``unavailable`` is what to say instead where there is no session."""
         effects: list[RequestEffect] = []
+        withdrawals: list[Cancel] = []
         for key, call in list(self._waiting.items()):
             if now_ns >= call.deadline_ns:
-                del self._waiting[key]
+                withdrawals += self.drop(key)
                 effects.append(Failed(key, unavailable or _late(call)))
-        return effects
+        return effects, withdrawals
 
     def fail(self, error: ConductorError) -> list[RequestEffect]:
         """Every request fails with ``error``."""
@@ -122,6 +127,13 @@ class Calls:
     def _no_longer(self, agent: str) -> None:
         for rid in [rid for rid, known in self._ephemeral.items() if known.agent == agent]:
             del self._ephemeral[rid]
+
+
+def _withdrawal(call: _Call) -> list[Cancel]:
+    """A load that nobody waits for is given up; all other requests are done at once anyway."""
+    if isinstance(call.message, Register) and call.times_sent:
+        return [Cancel(rid=call.message.rid)]
+    return []
 
 
 def _late(call: _Call) -> DeadlineExceeded:

@@ -14,7 +14,7 @@ UNAVAILABLE ``broker_restarted``, and the caller decides.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from vram_conductor.client.calls import CallMessage, Calls, call_key
 from vram_conductor.client.effects import Connect, Down, Effect, Failed, Opened, Warn
@@ -109,15 +109,13 @@ class ClientCore:
             return []
         if job.sent_epoch is None:
             job.end_here(Usage(stop_reason="cancelled"))
-        for request in job.cancel(now_ns):
-            if self._session.open:
-                self._send(request, now_ns)
+        self._send_if_open(job.cancel(now_ns), now_ns)
         self._due_by(job.next_ns())
         return self._drain(job, now_ns)
 
-    def forget(self, key: bytes) -> list[Effect]:
+    def forget(self, key: bytes, now_ns: int) -> list[Effect]:
         """Nobody waits for the answer of this call any more."""
-        self._calls.drop(key)
+        self._send_if_open(self._calls.drop(key), now_ns)
         return []
 
     def close(self) -> list[Effect]:
@@ -246,14 +244,14 @@ class ClientCore:
 
     def _tick_requests(self, now_ns: int) -> list[Effect]:
         session = self._session
-        effects: list[Effect] = [
-            *self._calls.tick(now_ns, None if session.open else session.no_broker())
-        ]
+        failed, withdrawals = self._calls.tick(
+            now_ns, None if session.open else session.no_broker()
+        )
+        self._send_if_open(withdrawals, now_ns)
+        effects: list[Effect] = [*failed]
         times = [self._calls.next_ns()]
         for job in list(self._jobs.values()):
-            for request in job.tick(now_ns):
-                if session.open:
-                    self._send(request, now_ns)
+            self._send_if_open(job.tick(now_ns), now_ns)
             effects += self._drain(job, now_ns)
             times.append(None if job.over else job.next_ns())
         self._due_ns = min((time for time in times if time is not None), default=None)
@@ -263,8 +261,7 @@ class ClientCore:
         outputs, requests = job.drain()
         if job.over:
             self._jobs.pop(job.rid, None)
-        for request in requests if self._session.open else ():
-            self._send(request, now_ns)
+        self._send_if_open(requests, now_ns)
         return [*outputs]
 
     def _refusal(self, message: CallMessage | Decode) -> ConductorError | None:
@@ -288,6 +285,11 @@ class ClientCore:
         for request in job.send(self._session.epoch, now_ns):
             self._send(request, now_ns)
         self._due_by(job.next_ns())
+
+    def _send_if_open(self, messages: Sequence[ClientMessage], now_ns: int) -> None:
+        """Without a session they are made up for by what is sent after the next WELCOME."""
+        for message in messages if self._session.open else ():
+            self._send(message, now_ns)
 
     def _send(self, message: ClientMessage, now_ns: int) -> None:
         self.outgoing.append(message)

@@ -152,13 +152,17 @@ class Conductor:
         """
         self._call(build_unregister(new_rid(), agent))
 
-    def reset(self, agent: str, conversation: str = DEFAULT_CONVERSATION) -> None:
+    def reset(self, agent: str, conversation: str = DEFAULT_CONVERSATION) -> int:
         """Forget a conversation; the agent stays registered.
+
+        Returns:
+            The conversation's version from now on, for ``expect_version``.
 
         Raises:
             NotFound: no such agent.
         """
-        self._call(build_reset(new_rid(), agent, conversation))
+        body = self._call(build_reset(new_rid(), agent, conversation))
+        return int(body.get("version", 0))
 
     def list(self) -> list[AgentStatus]:
         """Your agents, with their conversations."""
@@ -243,4 +247,4 @@ class Conductor:
         finally:
             # After Ctrl-C nobody waits any more; after an answer this changes nothing.
             self._io.drop(key)
-            self._io.post(lambda core, now_ns: core.forget(key))
+            self._io.post(lambda core, now_ns: core.forget(key, now_ns))

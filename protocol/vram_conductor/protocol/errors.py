@@ -132,7 +132,14 @@ class ResourceExhausted(ConductorError):
 
 
 class LedgerDeny(ResourceExhausted):
-    """REGISTER was refused by the VRAM ledger; ``details`` holds the numbers."""
+    """REGISTER was refused by the VRAM ledger; ``details`` holds the numbers.
+
+    Its text is one line for operators. ``retryable`` is False, and the code OUT_OF_RANGE, where
+    it could not fit even on an empty device.
+    """
+
+    def __str__(self) -> str:
+        return self.info.message
 
     @property
     def largest_n_ctx(self) -> int:
