@@ -231,14 +231,14 @@ def table(result: dict[str, Any]) -> str:
     """For a person."""
     through, without = result["through_ms"], result["direct_ms"]
     rows = [
-        ("token messages through the broker", f"{result['messages_per_s']:,} /s", TARGET_PER_S),
-        ("broker CPU per message", f"{result['broker_cpu_us_per_message']} µs", ""),
-        ("latency p50 at 1,000/s: through, direct", f"{through['p50_ms']}, {without['p50_ms']} ms"),
-        ("latency p99 at 1,000/s: through, direct", f"{through['p99_ms']}, {without['p99_ms']} ms"),
-        ("latency max at 1,000/s: through, direct", f"{through['max_ms']}, {without['max_ms']} ms"),
-        ("added by the broker, p99", f"{result['added_p99_ms']} ms", TARGET_ADDED_P99_MS),
+        ("token messages through the broker", f"{result['messages_per_s']:,} /s"),
+        ("broker CPU per message", f"{result['broker_cpu_us_per_message']} µs"),
     ]
-    return "\n".join(f"{row[0]:<42} {row[1]:>20}" for row in rows)
+    for name in ("p50", "p99", "max"):
+        both = f"{through[f'{name}_ms']}, {without[f'{name}_ms']} ms"
+        rows.append((f"latency {name} at 1,000/s: through, direct", both))
+    rows.append(("added by the broker, p99", f"{result['added_p99_ms']} ms"))
+    return "\n".join(f"{name:<42} {value:>20}" for name, value in rows)
 
 
 def main() -> int:

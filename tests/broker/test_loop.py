@@ -40,7 +40,7 @@ from vram_conductor.broker.journal import Journal
 from vram_conductor.broker.journal_open import open_journal
 from vram_conductor.broker.loop import MESSAGES_PER_TURN, Loop
 from vram_conductor.broker.outbox import Outbox
-from vram_conductor.broker.port import BAD_PER_SECOND_MAX, Port
+from vram_conductor.broker.port import BAD_PER_SECOND_MAX, FLUSH_NS, Port
 from vram_conductor.broker.records import BrokerEpoch
 from vram_conductor.broker.stop import Stop
 from vram_conductor.protocol import codec, limits, sockets
@@ -536,6 +536,35 @@ def test_a_slow_reader_gets_everything_in_order(start: Start) -> None:
     assert running.clients.outbox.bytes == 0
 
 
+def test_a_message_never_overtakes_one_that_waits(start: Start) -> None:
+    port = start(run=False).clients
+    peer = Peer(sockets.connect(zmq.Context.instance(), port.endpoint, hwm=10))
+    try:
+        assert peer.socket.poll(WAIT_MS, zmq.POLLOUT)
+        peer.send(Ping(n=1))
+        assert port.socket.poll(WAIT_MS)
+        incoming = port.receive(0)
+        assert incoming is not None
+        sent = 0
+        while not len(port.outbox):
+            port.send(incoming.peer, Pong(n=sent), 0)
+            sent += 1
+        now_ns = 0
+        for n in range(2 * sent - 1):
+            if n < sent - 1:
+                # There is room again, but only flush may use it while something waits.
+                assert peer.receive() == Pong(n=n)
+                port.send(incoming.peer, Pong(n=sent + n), 0)
+                continue
+            while not peer.socket.poll(1):
+                now_ns += FLUSH_NS
+                port.flush(now_ns)
+            assert peer.receive() == Pong(n=n)
+        assert not len(port.outbox)
+    finally:
+        peer.socket.close(0)
+
+
 def test_a_reader_that_never_reads_is_dropped_and_hurts_nobody(start: Start) -> None:
     running = start(outbox=Outbox(peer_bytes_max=300_000))
     running.core.burst = 5_000
@@ -596,6 +625,28 @@ def test_a_flood_on_one_socket_does_not_starve_the_other(start: Start) -> None:
     longest = max(len(list(run)) for _, run in itertools.groupby(kinds))
     # The tail, when one of them has nothing left, may be longer than a turn.
     assert longest <= 4 * MESSAGES_PER_TURN
+
+
+def test_a_flood_of_bad_messages_does_not_starve_the_other_socket(start: Start) -> None:
+    running = start(run=False)
+    flood = running.connect(hwm=1_000)
+    worker = running.connect(running.workers.endpoint)
+    for _ in range(900):
+        flood.socket.send_multipart([b"HTTP", b"x"])
+    worker.socket.send_multipart(codec.WORKER_TO_BROKER.encode(WorkerPing(n=1, steps=0)))
+    until(lambda: bool(running.clients.socket.poll(0) and running.workers.socket.poll(0)))
+    dropped: list[int] = []
+    real = running.core.handle
+
+    def handle(event: Event, now_ns: int) -> list[Effect]:
+        if isinstance(event, WorkerMessageIn):
+            dropped.append(running.clients.dropped_messages)
+        return real(event, now_ns)
+
+    running.core.handle = handle  # type: ignore[method-assign]
+    running.start()
+    until(lambda: bool(dropped))
+    assert dropped[0] <= MESSAGES_PER_TURN
 
 
 def test_a_stop_request_drains_and_ends_with_the_cores_code(start: Start) -> None:

@@ -8,6 +8,7 @@ release the lock.
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib.metadata
 import json
 import os
@@ -92,6 +93,8 @@ def run(options: Options, log: Logger) -> int:
     _check_supervised_fd(options.supervised_fd)
     _allow_many_connections()
     with ExitStack() as stack:
+        # First in, last out: no signal cuts the end short.
+        stop = stack.enter_context(Stop(options.supervised_fd))
         lock = StateLock(state_dir(config.broker))
         stack.callback(lock.release)
         opened = open_journal(state_dir(config.broker), log, skip_corrupt=options.skip_corrupt)
@@ -103,7 +106,6 @@ def run(options: Options, log: Logger) -> int:
         clients, workers = _bind(options, context, log, stack)
         core = Core(config, epoch, opened.restored, time.monotonic_ns(), _version())
         observe = _metrics(options, core, journal, (clients, workers), stack)
-        stop = stack.enter_context(Stop(options.supervised_fd))
         loop = Loop(
             core,
             clients,
@@ -116,6 +118,9 @@ def run(options: Options, log: Logger) -> int:
             observe=observe,
         )
         _announce(options, clients.endpoint, workers.endpoint, epoch, log)
+        # What exists now stays: the collector need not look at it again and again.
+        gc.collect()
+        gc.freeze()
         code = loop.run()
         log("info", "broker.stopped", code=code)
         return code

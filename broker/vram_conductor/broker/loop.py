@@ -148,9 +148,10 @@ class Loop:
             peer, message, _raw, error, rid = incoming
             if message is not None:
                 event: Event = ClientMessageIn(peer, who.principal, who.same_user_ipc, message)
-            else:
-                assert error is not None
+            elif error is not None:
                 event = ClientBad(peer, error, rid)
+            else:
+                continue
             self._handle(event, now_ns)
 
     def _read_workers(self) -> None:
@@ -163,9 +164,10 @@ class Loop:
             peer, message, raw, error, _rid = incoming
             if message is not None:
                 event: Event = WorkerMessageIn(peer, message, raw)
-            else:
-                assert error is not None
+            elif error is not None:
                 event = WorkerBad(peer, error)
+            else:
+                continue
             self._handle(event, now_ns)
 
     def _read_rest(self, ready: dict[object, int]) -> None:

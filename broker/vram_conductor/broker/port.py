@@ -34,7 +34,7 @@ Instead = Callable[[msgspec.Struct, ConductorError], msgspec.Struct | None]
 
 class Incoming(NamedTuple, Generic[M]):
     """One message of a peer: decoded, or the error that says why it could not be, with the
-    request id if that much was readable."""
+    request id if that much was readable. Neither: one of a flood of bad ones; ignore it."""
 
     peer: bytes
     message: M | None
@@ -90,27 +90,27 @@ class Port(Generic[M]):
 
     def receive(self, now_ns: int) -> Incoming[M] | None:
         """The next message, without blocking; None if there is none."""
-        while True:
-            try:
-                # Frames (copy=False) tell ``more`` without a system call and know their origin.
-                first = self.socket.recv(zmq.DONTWAIT, copy=False)
-            except zmq.Again:
-                return None
-            peer = first.bytes
-            if not self._watch.known(peer):
-                self._meet(peer, first, now_ns)
-            frames: list[bytes] = []
-            count, more = 0, first.more
-            while more:
-                part = self.socket.recv(copy=False)
-                count, more = count + 1, part.more
-                # Frames beyond the limit are drained but not kept.
-                if count <= limits.FRAMES_MAX:
-                    frames.append(part.bytes)
-            incoming = self._decoded(peer, frames, count)
-            if incoming.error is None or self._answers_bad(peer, now_ns):
-                return incoming
-            self.dropped_messages += 1
+        try:
+            # Frames (copy=False) tell ``more`` without a system call and know their origin.
+            first = self.socket.recv(zmq.DONTWAIT, copy=False)
+        except zmq.Again:
+            return None
+        peer = first.bytes
+        if not self._watch.known(peer):
+            self._meet(peer, first, now_ns)
+        frames: list[bytes] = []
+        count, more = 0, first.more
+        while more:
+            part = self.socket.recv(copy=False)
+            count, more = count + 1, part.more
+            # Frames beyond the limit are drained but not kept.
+            if count <= limits.FRAMES_MAX:
+                frames.append(part.bytes)
+        incoming = self._decoded(peer, frames, count)
+        if incoming.error is None or self._answers_bad(peer, now_ns):
+            return incoming
+        self.dropped_messages += 1
+        return Incoming(peer, None, [], None)
 
     def _meet(self, peer: bytes, frame: zmq.Frame, now_ns: int) -> None:
         try:
