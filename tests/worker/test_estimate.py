@@ -6,12 +6,15 @@ import os
 import shutil
 import signal
 import struct
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import gguf
+import psutil
 import pytest
 from chats import greedy, prefill, some_ids
 from gguf_models import Spec, make_model
@@ -335,6 +338,24 @@ def test_the_child_ends_with_its_engine() -> None:
     process.close()
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+def test_the_child_ends_when_its_parent_is_killed() -> None:
+    script = """if True:
+        import time
+        from vram_conductor.worker.llama.isolated import DryRunProcess
+        from vram_conductor.worker.llama.options import EngineOptions
+        process = DryRunProcess(EngineOptions(threads=1))
+        process.start()
+        print(process._child.pid, flush=True)
+        time.sleep(60)
+    """
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        child = psutil.Process(int(parent.stdout.readline()))
+        parent.kill()
+    child.wait(20)
+    assert not child.is_running()
 
 
 # --- caching, identity, threads ---------------------------------------------------------------

@@ -42,22 +42,41 @@ class Batch:
             _pointer(self._logits, ctypes.c_int8),
         )
 
-    def fill(self, entries: Sequence[tuple[int, Tokens, int, bool]]) -> None:
+    def fill(self, entries: Sequence[tuple[int, Tokens, int, bool]], outputs_max: int) -> None:
         """Write (slot, ids, first position, want logits of the last) entries.
 
-        The caller has checked that they fit ``capacity``.
+        Raises:
+            OverflowError: no tokens, more than the capacity, or more outputs than allowed:
+                llama.cpp would abort the process.
         """
         self.last = {}
-        end = 0
+        end = outputs = 0
         for slot, ids, first, want in entries:
-            begin, end = end, end + len(ids)
-            self._token[begin:end] = ids
-            np.add(self._ramp[: len(ids)], first, out=self._pos[begin:end])
-            self._seq[begin:end] = slot
-            self._logits[begin:end] = 0
+            begin, count = end, len(ids)
+            if not count:
+                continue
+            end += count
+            outputs += want
+            if end > self.capacity:
+                break
+            if count == 1:  # scalars are four times cheaper than slices
+                self._token[begin] = ids[0]
+                self._pos[begin] = first
+                self._seq[begin] = slot
+            else:
+                self._token[begin:end] = ids
+                np.add(self._ramp[:count], first, out=self._pos[begin:end])
+                self._seq[begin:end] = slot
+                self._logits[begin:end] = 0
+            self._logits[end - 1] = want
             if want:
-                self._logits[end - 1] = 1
                 self.last[slot] = end - 1
+        if not 0 < end <= self.capacity or outputs > outputs_max:
+            self.last = {}
+            raise OverflowError(
+                f"a batch of {end} tokens and {outputs} outputs; this pool takes 1 to "
+                f"{self.capacity} tokens and {outputs_max} outputs"
+            )
         self.struct.n_tokens = end
 
 

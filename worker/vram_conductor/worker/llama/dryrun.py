@@ -45,10 +45,6 @@ POOLS_MAX = 4096
 RECURRENT_BYTES_MAX = 1 << 30
 """A dry run would really allocate the recurrent caches: beyond this it is refused."""
 
-_MROPE_TYPES = (8, 24, 40)
-_CELL_EXT_BYTES = 12
-"""With M-RoPE a state stores a 2D position and a token id per cell."""
-
 
 @dataclass(frozen=True)
 class ModelFacts:
@@ -57,7 +53,6 @@ class ModelFacts:
     info: ModelInfo
     weights_bytes: int
     n_swa: int
-    cell_extra_bytes: int
     recurrent: bool
 
 
@@ -110,12 +105,7 @@ class DryRunner:
             kv_bytes=pool.sizes.kv_bytes,
             compute_bytes=pool.sizes.compute_bytes,
             recurrent_bytes=pool.sizes.recurrent_bytes,
-            state_bytes=state_bytes(
-                pool.caches,
-                n_ctx,
-                n_swa=facts.n_swa,
-                cell_extra_bytes=facts.cell_extra_bytes,
-            ),
+            state_bytes=state_bytes(pool.caches, n_ctx, n_swa=facts.n_swa),
             fit_cells=fit,
             cached=cached,
         )
@@ -146,13 +136,11 @@ class DryRunner:
         key = model_id(stat)
         if key not in self._facts:
             model = self._dry_model(path, key)
-            mrope = int(ll.llama_model_rope_type(model)) in _MROPE_TYPES
             info = read_info(model, path, path, stat)
             self._facts[key] = ModelFacts(
                 info=info,
                 weights_bytes=self._weights_bytes(model, path),
                 n_swa=int(ll.llama_model_n_swa(model)),
-                cell_extra_bytes=_CELL_EXT_BYTES if mrope else 0,
                 recurrent=info.rollback == "none",
             )
         return key, self._facts[key]

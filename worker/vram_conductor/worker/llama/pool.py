@@ -68,18 +68,10 @@ class LlamaPool:
             Internal: ``decode_failed``: entries of several slots may be partly in the cache;
                 the slots of this batch must be emptied.
         """
-        n_tokens = sum(len(ids) for _, ids, _, _ in batch)
-        n_outputs = sum(want for _, _, _, want in batch)
-        if not 0 < n_tokens <= self.batch_tokens or n_outputs > self.shape.slots:
-            # llama.cpp would abort the process.
-            raise Internal(
-                "decode_failed",
-                f"a batch of {n_tokens} tokens and {n_outputs} outputs; this pool takes 1 to "
-                f"{self.batch_tokens} tokens and {self.shape.slots} outputs",
-                tokens=n_tokens,
-                outputs=n_outputs,
-            )
-        self._batch.fill(batch)
+        try:
+            self._batch.fill(batch, self.shape.slots)
+        except OverflowError as error:
+            raise Internal("decode_failed", str(error)) from None
         with library().logs.capture() as capture:
             result = ll.llama_decode(self._context, self._batch.struct)
         if result == 0:
@@ -90,7 +82,7 @@ class LlamaPool:
                 "kv_full",
                 f"the pool's {self.shape.cells} cells are full",
                 cells=self.shape.cells,
-                tokens=n_tokens,
+                tokens=int(self._batch.struct.n_tokens),
             )
         raise Internal(
             "decode_failed",

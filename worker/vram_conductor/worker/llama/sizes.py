@@ -76,16 +76,15 @@ def dry_pool(lines: Sequence[str], device_kind: Literal["cuda", "cpu"]) -> DryPo
     return DryPool(PoolSizes(kv, compute, recurrent), caches)
 
 
-def state_bytes(
-    caches: Sequence[CacheLine], n_tokens: int, *, n_swa: int, cell_extra_bytes: int
-) -> int:
+def state_bytes(caches: Sequence[CacheLine], n_tokens: int, *, n_swa: int) -> int:
     """Upper bound of one sequence's state with ``n_tokens`` tokens (llama.cpp's
     ``state_write`` of its KV and recurrent caches).
 
     Sixteen bytes (our header; magic, sequence id); per KV cache 16 (streams, cells, v_trans,
-    layers), per cell 12 (position, number of sequences, sequence) and ``cell_extra_bytes``, the
-    cell's rows of K and V, and 24 per layer (types and row sizes); a window cache writes the
-    window only. Per recurrent cache 20, one row of R and S per layer and 36 per layer.
+    layers), per cell 24 (position, number of sequences, sequence, and for some architectures a
+    2D position and a token), the cell's rows of K and V, and 24 per layer (types and row
+    sizes); a window cache writes the window only. Per recurrent cache 20, one row of R and S per
+    layer and 36 per layer.
     """
     total = 16
     for cache in caches:
@@ -97,7 +96,7 @@ def state_bytes(
         if cache.window:
             cells = min(cells, n_swa)
         rows = -(-size * cells // max(1, cache.cells))
-        total += 16 + rows + cells * (12 + cell_extra_bytes) + 24 * cache.layers
+        total += 16 + rows + cells * 24 + 24 * cache.layers
     return total
 
 

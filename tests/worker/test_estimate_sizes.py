@@ -1,0 +1,70 @@
+"""Arithmetic of estimates, on invented numbers."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vram_conductor.worker.llama.loglines import CacheLine
+from vram_conductor.worker.llama.sizes import largest_fitting, state_bytes
+
+MIB = 1 << 20
+
+
+@given(
+    base=st.integers(0, 1 << 32),
+    per_cell=st.integers(0, 1 << 20),
+    step_every=st.integers(1, 64),
+    step=st.integers(0, 1 << 24),
+    budget=st.integers(0, 1 << 42),
+    limit=st.integers(0, 1 << 22),
+)
+def test_the_largest_pool_is_exact_and_soon_found(
+    base: int, per_cell: int, step_every: int, step: int, budget: int, limit: int
+) -> None:
+    asked: list[int] = []
+
+    def pool_bytes(cells: int) -> int:
+        assert cells % 256 == 0
+        assert 256 <= cells <= limit
+        asked.append(cells)
+        return base + cells * per_cell + cells // 256 // step_every * step
+
+    fit = largest_fitting(pool_bytes, budget, limit)
+    count = len(asked)
+    top = limit // 256 * 256
+    assert fit % 256 == 0
+    assert fit <= top
+    if fit:
+        assert pool_bytes(fit) <= budget
+    if fit + 256 <= top:
+        assert pool_bytes(fit + 256) > budget
+    assert count <= 2 * (limit // 256).bit_length() + 10
+
+
+def test_a_linear_pool_takes_a_handful_of_probes() -> None:
+    asked: list[int] = []
+
+    def pool_bytes(cells: int) -> int:
+        asked.append(cells)
+        return 20 * MIB + cells * 23_040
+
+    assert largest_fitting(pool_bytes, 1000 * MIB, 131_072) == 44_544
+    assert len(asked) <= 10
+    assert max(asked) < 4 * 44_544
+
+
+def test_state_of_a_window_cache_stops_growing_at_the_window() -> None:
+    full, window = CacheLine("kv", 64 * MIB, 4096, 4), CacheLine("kv", 32 * MIB, 1024, 20, True)
+    sizes = [state_bytes([full, window], n, n_swa=512) for n in (256, 512, 513, 514)]
+    per_cell = 64 * MIB // 4096 + 24
+    assert abs((sizes[2] - sizes[1]) - per_cell) <= 2
+    assert abs((sizes[3] - sizes[2]) - per_cell) <= 2
+    assert sizes[1] - sizes[0] > 256 * per_cell
+
+
+def test_state_of_a_recurrent_cache_does_not_grow() -> None:
+    cache = CacheLine("recurrent", 8 * MIB, 4, 24)
+    small, large = (state_bytes([cache], n, n_swa=0) for n in (1, 100_000))
+    assert small == large
+    assert 2 * MIB <= small <= 2 * MIB + 4096
