@@ -34,7 +34,7 @@ def main(model: str = "smollm2-135m") -> None:
             for agent in agents:
                 system = ROLES[agent.name] if turn == 0 else None
                 print(f"\n--- {agent.name}")
-                with agent.chat(text, system=system, max_tokens=40) as reply:
+                with agent.chat(text, system=system, max_tokens=24) as reply:
                     for piece in reply:
                         print(piece, end="", flush=True)
                 text = reply.text or text
