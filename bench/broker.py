@@ -28,7 +28,17 @@ import zmq
 from vram_conductor.protocol import codec, limits, sockets
 from vram_conductor.protocol.commands import Ready, Run, RunDone, RunTokens, WorkerWelcome
 from vram_conductor.protocol.ids import new_rid
-from vram_conductor.protocol.messages import Decode, Done, Error, Hello, Ok, Register, Tokens
+from vram_conductor.protocol.messages import (
+    Decode,
+    Done,
+    Error,
+    Hello,
+    Ok,
+    Ping,
+    Pong,
+    Register,
+    Tokens,
+)
 from vram_conductor.protocol.values import ConversationKey
 
 ECHO = Path(__file__).with_name("echo_worker.py")
@@ -61,6 +71,8 @@ class Client:
         self.socket = sockets.connect(context, endpoint, hwm=100_000)
         if not self.socket.poll(WAIT_MS, zmq.POLLOUT):
             raise SystemExit(f"no broker at {endpoint}")
+        self.heard_s = time.monotonic()
+        self.ping_at_s = self.heard_s + 1.0
         self.send(Hello(v=(limits.PROTOCOL_MAJOR, limits.PROTOCOL_MINOR), client="bench"))
         self.receive()
 
@@ -68,9 +80,20 @@ class Client:
         self.socket.send_multipart(codec.CLIENT_TO_BROKER.encode(message))
 
     def receive(self) -> Any:
-        if not self.socket.poll(WAIT_MS):
-            raise SystemExit("the broker is silent")
-        return codec.BROKER_TO_CLIENT.decode(self.socket.recv_multipart())[0]
+        """The next message; says every second that we are alive."""
+        while True:
+            now_s = time.monotonic()
+            if now_s > self.ping_at_s:
+                self.ping_at_s = now_s + 1.0
+                self.send(Ping())
+            if not self.socket.poll(1_000):
+                if time.monotonic() > self.heard_s + WAIT_MS / 1000:
+                    raise SystemExit("the broker is silent")
+                continue
+            self.heard_s = time.monotonic()
+            message = codec.BROKER_TO_CLIENT.decode(self.socket.recv_multipart())[0]
+            if not isinstance(message, Pong):
+                return message
 
     def register(self, agent: str, device: str) -> None:
         self.send(Register(rid=new_rid(), agent=agent, model="echo", n_ctx=1024, device=device))

@@ -98,6 +98,7 @@ class Loop:
         self._clock_ns = clock_ns
         self._exit: int | None = None
         self._trouble = ""
+        self._dropped_peers = 0
         self._poller = zmq.Poller()
         for port in (clients, workers):
             self._poller.register(port.socket, zmq.POLLIN)
@@ -230,6 +231,10 @@ class Loop:
 
     def _bury(self, now_ns: int) -> None:
         """Tell the core who is gone; its reaction may find out about more."""
+        dropped = self._clients.dropped_peers + self._workers.dropped_peers
+        if dropped > self._dropped_peers:
+            count, self._dropped_peers = dropped - self._dropped_peers, dropped
+            self._log("warning", "broker.peers_dropped", count=count, why="they do not read")
         while self._clients.gone or self._workers.gone:
             if self._clients.gone:
                 event: Event = ClientGone(self._clients.take_gone())
