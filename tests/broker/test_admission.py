@@ -225,6 +225,15 @@ def test_where_nothing_fits_the_answer_is_zero() -> None:
     assert other.fit_bytes(make_claim(other, "a", weights=9)) == 21 * MIB
 
 
+def test_a_smaller_context_does_not_help_where_the_pool_is_too_large_already() -> None:
+    ledger = make_ledger("cpu", 120)
+    assert isinstance(ledger.reserve(make_claim(ledger, "a", n_ctx=2048), 0), Reservation)
+    ledger.observe(15 * MIB, 0)  # 5 MiB are left of the 9 that the pool takes
+    claim = make_claim(ledger, "b", n_ctx=4096)
+    assert ledger.fit_bytes(claim) == 5 * MIB
+    assert admission.fit_n_ctx(ledger, claim, fit_cells(5 * MIB, 1)) == 0
+
+
 def test_the_host_and_the_training_limit_the_context_too() -> None:
     ledger = make_ledger("cpu", 120, host=10)
     claim = make_claim(ledger, "a", n_ctx=4096)

@@ -106,8 +106,8 @@ class Pool:
         for (cells, slots), other in self._figures.items():
             if other.measured and cells >= claim.shape.cells and slots >= claim.shape.slots:
                 figure.limit(other.bytes)
-        self._tidy()
         self.count()
+        self._tidy()
 
     def withdraw(self, claim: Claim) -> None:
         """The reservation is rolled back, and its estimate is forgotten."""
@@ -121,9 +121,8 @@ class Pool:
     def leave(self, claim: Claim) -> None:
         """A committed member leaves; what was learnt stays."""
         self._part(claim)
-        if self._cells:
-            self._tidy()
         self.count()
+        self._tidy()
 
     def _part(self, claim: Claim) -> None:
         self._cells.remove(pad_cells(claim.n_ctx))
@@ -171,10 +170,10 @@ class Pool:
             self.bytes = 0
             return
         now = self._shape()
-        if now in self._figures:
-            # The one last used is the last that _tidy forgets.
-            self._figures[now] = self._figures.pop(now)
-        self.bytes = self._size(now)
+        stands_on = now if now in self._figures else self._around(now)
+        # The one used last is the last that _tidy forgets.
+        self._figures[stands_on] = self._figures.pop(stands_on)
+        self.bytes = self._inside(stands_on)
 
     def _figure(self, shape: PoolShape) -> Figure:
         return self._figures.setdefault(_key(shape), Figure())
@@ -195,14 +194,12 @@ class Pool:
         return min(around, key=self._inside)
 
     def _tidy(self) -> None:
-        """Forget figures long unused, but never the one that the size now stands on: without it the
-        pool would grow. Not while a reservation is open: its rollback must find them."""
+        """Forget figures long unused; never the one that the size now stands on, which was used
+        last. Not while a reservation is open: its rollback must find them."""
         if len(self._figures) <= FIGURES_MAX or any(f.is_open for f in self._figures.values()):
             return
-        now = self._shape()
-        kept = set(list(self._figures)[-FIGURES_KEPT:])
-        kept.add(now if now in self._figures else self._around(now))
-        self._figures = {key: figure for key, figure in self._figures.items() if key in kept}
+        self._figures = dict(list(self._figures.items())[-FIGURES_KEPT:])
+        self.count()
 
     # --- views ------------------------------------------------------------------------------
 
