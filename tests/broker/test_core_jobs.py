@@ -352,6 +352,15 @@ def test_timeout_stops_a_running_job_and_keeps_its_tokens() -> None:
     assert version(bench) == 1
 
 
+def test_first_reason_to_stop_is_the_one_that_is_told() -> None:
+    bench, worker, client = setup()
+    rid = client.decode("coder", timeout_ms=1000)
+    client.send(m.Cancel(rid=rid))
+    bench.advance(1500)
+    worker.done(worker.job("coder"), "cancelled")
+    assert client.error(rid).reason == "cancelled"
+
+
 def test_deadline_is_checked_again_when_the_job_leaves_the_queue() -> None:
     bench, worker, client = setup()
     client.decode("coder")
@@ -468,6 +477,29 @@ def test_resume_after_a_lost_connection_loses_and_doubles_nothing() -> None:
     worker.done(job)
     assert [(p.seq, p.text) for p in again.got(rid, m.Tokens)] == [(1, "b"), (2, "c"), (3, "d")]
     again.done(rid)
+
+
+def test_resumed_job_is_nobodys_orphan_any_more() -> None:
+    bench, worker, client = setup(orphan_ms=1000)
+    rid = client.decode("coder")
+    worker.start(worker.job("coder"))
+    client.gone()
+    again = bench.client("again")
+    again.send(m.Resume(rid=rid))
+    bench.advance(3000)
+    assert not worker.cancelled()
+    worker.finish(worker.job("coder"))
+    again.done(rid)
+
+
+def test_credit_counts_from_the_connection_that_receives_the_stream() -> None:
+    bench, worker, client = setup()
+    rid = client.decode("coder", window=0)
+    worker.finish(worker.job("coder"))
+    bench.client("other").send(m.Credit(rid=rid, ack=0, upto=9))
+    assert client.text(rid) == ""
+    client.send(m.Credit(rid=rid, ack=0, upto=9))
+    client.done(rid)
 
 
 def test_resume_of_an_unknown_or_forgotten_job() -> None:
@@ -618,7 +650,7 @@ def test_worker_that_lost_tokens_on_the_way_is_sent_the_transcript() -> None:
     usage = Usage(generated_tokens=2)
     worker.reply(job.run, c.RunDone, job=job.run.job, usage=usage)
     client.decode("coder")
-    assert worker.all(c.Run)[-1].n_raw == 1
+    assert [run.n_raw for run in worker.all(c.Run)] == [1, 1]
 
 
 def test_finished_results_are_kept_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -409,6 +409,18 @@ def test_ephemeral_registration_of_a_vanished_client_is_given_up() -> None:
     assert promised(bench) == 0
 
 
+def test_ephemeral_registration_goes_on_while_another_client_waits_for_it() -> None:
+    bench = Bench()
+    worker = bench.worker()
+    worker.auto -= {c.Load}
+    one, two = bench.client("c1"), bench.client("c2")
+    one.register("temp", ephemeral=True)
+    second = two.register("temp", ephemeral=True)
+    one.gone()
+    worker.answer(worker.waiting(c.Load))
+    two.ok(second)
+
+
 # --- shapes and devices -----------------------------------------------------------------------
 
 
@@ -494,6 +506,8 @@ def test_ephemeral_agent_goes_with_the_last_session_that_wanted_it() -> None:
     one, two = bench.client("c1"), bench.client("c2")
     one.ok(one.register("temp", ephemeral=True))
     two.ok(two.register("temp", ephemeral=True))
+    two.decode("temp")
+    worker.finish(worker.job("temp"))
     one.gone()
     assert [agent.agent for agent in report(bench).agents] == ["temp"]
     two.send(m.Bye())

@@ -118,7 +118,8 @@ class Ending:
         elif job.state == "queued":
             conversation.queued -= 1
         agent.used_ns = self._state.now_ns
-        drop_if_unused(agent, conversation)
+        if drop_if_unused(agent, conversation) and link is not None:
+            link.known.pop(job.key, None)
 
     def forget(self, job: Job) -> None:
         """The result cannot be fetched any more."""

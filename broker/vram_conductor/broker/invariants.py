@@ -82,6 +82,10 @@ def _validate_links(state: State) -> None:
         if link is None:
             continue
         assert len(link.runs) <= state.config.broker.worker_inflight
+        for key, version in link.known.items():
+            conversation = state.registry.conversation(key)
+            assert conversation is not None
+            assert conversation.version == version
         runs = {op for op, open_op in link.ops.items() if open_op.what == "Run"}
         assert len(runs) == len(link.runs)
 
@@ -107,7 +111,11 @@ def _validate_job(state: State, job: Job) -> None:
         assert session is not None
         assert job.job in session.jobs
     conversation = state.registry.conversation(job.key)
-    if job.state != "ended":
+    if job.state == "ended":
+        assert ("result", job.job) in state.timers
+        for what in ("queue", "deadline", "orphan", "stop"):
+            assert (what, job.job) not in state.timers
+    else:
         assert conversation is not None
         assert (conversation.running == job.job) == (job.state != "queued")
         link = state.devices[job.device].link

@@ -163,7 +163,9 @@ def open_conversation(agent: Agent, name: str) -> Conversation:
     return agent.conversations[name]
 
 
-def drop_if_unused(agent: Agent, conversation: Conversation) -> None:
-    """Forget a conversation that never got a token, so that failed jobs leave nothing behind."""
-    if not conversation.busy and not conversation.version and not conversation.transcript:
-        agent.conversations.pop(conversation.key.conversation, None)
+def drop_if_unused(agent: Agent, conversation: Conversation) -> bool:
+    """Forget a conversation that never got a token, so that failed jobs leave nothing behind.
+    Returns whether it was forgotten."""
+    if conversation.busy or conversation.version or conversation.transcript:
+        return False
+    return agent.conversations.pop(conversation.key.conversation, None) is not None
