@@ -250,8 +250,9 @@ class FakePool:
         assert self.open
         cache = self.caches[slot]
         cache.cut(0)
-        self.engine.faults.set()
         # Garbage first: whoever does not empty the slot after a failure will see it.
+        cache.add(7)
+        self.engine.faults.set()
         cache.load(bytes(blob))
         self.engine.device.spend(2)
 

@@ -184,7 +184,7 @@ def _split_text(model: Model, transcript: Transcript, text: str) -> Prompt | Non
         except UnicodeDecodeError:
             continue
         more = model.tokenize(rest, first=False) if rest else _NO_IDS
-        joined = keep == len(record) and (model.joins() or len(more) == 0)
+        joined = len(more) == 0 or (keep == len(record) and model.joins())
         if joined or _is_hard(model, int(record[keep - 1]), more):
             return Prompt(np.concatenate([record[:keep], more]), keep)
     return None
