@@ -117,11 +117,19 @@ class BrokerProcess:
             client.hello()
         return client
 
-    def echo(self, rate: float = 0.0, device: str = "cpu") -> subprocess.Popen[bytes]:
-        """An echo worker that the broker has welcomed; it survives the broker."""
+    def echo(
+        self, rate: float = 0.0, device: str = "cpu", *, outlive: bool = False
+    ) -> subprocess.Popen[bytes]:
+        """An echo worker that the broker has welcomed.
+
+        Args:
+            outlive: leave it running at the end of the block; the caller ends it.
+        """
         command = [sys.executable, str(ECHO), "--workers", self.endpoints["workers"]]
         command += ["--rate", str(rate), "--device", device]
         worker = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+        if not outlive:
+            self.stack.callback(end, worker)
         client = self.client()
         until(lambda: device in client.workers(), "the worker is welcomed")
         client.socket.close(0)
@@ -237,6 +245,12 @@ class RawClient:
         _, end = self.result(rid)
         assert isinstance(end, Usage), end
         return end
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Kill and wait. Idempotent."""
+    process.kill()
+    process.wait(WAIT_S)
 
 
 def until(true: Callable[[], bool], what: str) -> None:

@@ -231,7 +231,7 @@ def test_a_drain_takes_no_longer_than_it_may(short_tmp: Path) -> None:
 
 def test_a_second_signal_ends_it_at_once(short_tmp: Path) -> None:
     with BrokerProcess(short_tmp, "--drain-ms", "600000") as broker:
-        worker = broker.echo(rate=20)
+        broker.echo(rate=20)
         client = broker.client()
         client.register("a")
         rid = client.decode("a", pieces=10_000)
@@ -243,8 +243,6 @@ def test_a_second_signal_ends_it_at_once(short_tmp: Path) -> None:
         assert isinstance(end, ErrorInfo)
         assert end.reason == "draining"
         assert broker.wait() == 0
-        worker.kill()
-        worker.wait()
 
 
 def _skip_to_end(client: RawClient, rid: bytes) -> tuple[int, Usage | ErrorInfo]:
@@ -277,7 +275,7 @@ def test_a_bug_ends_the_process_with_its_own_code_and_loses_nothing(short_tmp: P
         "sys.exit(app.main())\n"
     )
     with BrokerProcess(short_tmp, code=code) as broker:
-        worker = broker.echo()
+        broker.echo()
         client = broker.client()
         client.register("a")
         client.usage(client.decode("a"))
@@ -286,8 +284,6 @@ def test_a_bug_ends_the_process_with_its_own_code_and_loses_nothing(short_tmp: P
         assert "a bug" in broker.log
     with BrokerProcess(short_tmp) as broker:
         assert [agent.agent for agent in broker.client().agents()] == ["a"]
-    worker.kill()
-    worker.wait()
 
 
 # --- metrics ----------------------------------------------------------------------------------
@@ -297,7 +293,7 @@ def test_metrics_tell_what_happened(short_tmp: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     with BrokerProcess(short_tmp, "--metrics-port", str(port)) as broker:
-        worker = broker.echo()
+        broker.echo()
         client = broker.client()
         client.register("a")
         client.usage(client.decode("a", pieces=30))
@@ -320,8 +316,6 @@ def test_metrics_tell_what_happened(short_tmp: Path) -> None:
         ):
             assert line in text, line
         assert re.search(r'vram_conductor_bytes\{device="cpu",what="promised"\} [1-9]', text)
-        worker.kill()
-        worker.wait()
 
 
 def test_a_missing_metrics_package_is_said_clearly(short_tmp: Path) -> None:

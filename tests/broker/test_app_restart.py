@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import resource
 import signal
-import subprocess
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from broker_process import BrokerProcess, RawClient, until
+from broker_process import BrokerProcess, RawClient, end, until
 
 from vram_conductor.broker import journal_format
 from vram_conductor.broker.journal_open import JOURNAL_NAME
@@ -22,16 +19,6 @@ from vram_conductor.protocol.messages import Error, Tokens
 
 PROMPT_TOKENS = 3
 """What RawClient.decode sends."""
-
-
-@contextmanager
-def ended(worker: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Kill an echo worker at the end of the block."""
-    try:
-        yield
-    finally:
-        worker.kill()
-        worker.wait()
 
 
 def transcripts(client: RawClient) -> dict[tuple[str, str], tuple[int, int]]:
@@ -50,19 +37,18 @@ def journal(folder: Path) -> Path:
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
 def test_agents_and_conversations_outlive_the_broker(short_tmp: Path, how: signal.Signals) -> None:
     with BrokerProcess(short_tmp) as broker:
-        first_worker = broker.echo()
-        with ended(first_worker):
-            client = broker.client()
-            client.register("coder")
-            client.register("writer", n_ctx=2048)
-            client.register("brief", ephemeral=True)
-            client.usage(client.decode("coder", pieces=10))
-            client.usage(client.decode("coder", pieces=5, continue_=True))
-            client.usage(client.decode("coder", pieces=7, conversation="side"))
-            before = transcripts(client)
-            epoch = client.hello().broker_epoch
-            broker.signal(how)
-            broker.wait()
+        broker.echo()
+        client = broker.client()
+        client.register("coder")
+        client.register("writer", n_ctx=2048)
+        client.register("brief", ephemeral=True)
+        client.usage(client.decode("coder", pieces=10))
+        client.usage(client.decode("coder", pieces=5, continue_=True))
+        client.usage(client.decode("coder", pieces=7, conversation="side"))
+        before = transcripts(client)
+        epoch = client.hello().broker_epoch
+        broker.signal(how)
+        broker.wait()
     coder = 2 * PROMPT_TOKENS + 10 + 5
     expected = {("coder", "main"): (2, coder), ("coder", "side"): (1, PROMPT_TOKENS + 7)}
     assert before == expected
@@ -72,22 +58,23 @@ def test_agents_and_conversations_outlive_the_broker(short_tmp: Path, how: signa
         assert client.welcome.broker_epoch > epoch
         assert transcripts(client) == expected
         # A new worker has no transcript: it gets the broker's, whole, and checks its length.
-        with ended(broker.echo()):
-            until(lambda: {a.state for a in client.agents()} == {"ready"}, "agents are loaded")
-            assert {a.agent: a.n_ctx for a in client.agents()} == {"coder": 4096, "writer": 2048}
-            rid = client.decode("coder", pieces=4, continue_=True, expect_version=2)
-            assert client.usage(rid).prompt_tokens == coder + PROMPT_TOKENS
-            assert transcripts(client)["coder", "main"] == (3, coder + PROMPT_TOKENS + 4)
+        broker.echo()
+        until(lambda: {a.state for a in client.agents()} == {"ready"}, "agents are loaded")
+        assert {a.agent: a.n_ctx for a in client.agents()} == {"coder": 4096, "writer": 2048}
+        rid = client.decode("coder", pieces=4, continue_=True, expect_version=2)
+        assert client.usage(rid).prompt_tokens == coder + PROMPT_TOKENS
+        assert transcripts(client)["coder", "main"] == (3, coder + PROMPT_TOKENS + 4)
 
 
 def test_a_worker_that_outlives_the_broker_is_used_again(short_tmp: Path) -> None:
     with BrokerProcess(short_tmp) as broker:
-        worker = broker.echo()
+        worker = broker.echo(outlive=True)
         client = broker.client()
         client.register("coder")
         client.usage(client.decode("coder", pieces=10))
         broker.kill()
-    with ended(worker), BrokerProcess(short_tmp) as broker:
+    with BrokerProcess(short_tmp) as broker:
+        broker.stack.callback(end, worker)
         client = broker.client()
         until(lambda: client.workers() == {"cpu"}, "the old worker says READY again")
         until(lambda: {a.state for a in client.agents()} == {"ready"}, "agents are loaded")
@@ -97,7 +84,8 @@ def test_a_worker_that_outlives_the_broker_is_used_again(short_tmp: Path) -> Non
 
 
 def test_kill_9_in_the_middle_of_a_reply_keeps_what_was_committed_before(short_tmp: Path) -> None:
-    with BrokerProcess(short_tmp) as broker, ended(broker.echo(rate=50)):
+    with BrokerProcess(short_tmp) as broker:
+        broker.echo(rate=50)
         client = broker.client()
         client.register("coder")
         client.usage(client.decode("coder", pieces=3))
@@ -109,10 +97,10 @@ def test_kill_9_in_the_middle_of_a_reply_keeps_what_was_committed_before(short_t
         client = broker.client()
         assert transcripts(client) == {("coder", "main"): (1, PROMPT_TOKENS + 3)}
         # Old request ids are gone; a resend is told so instead of decoding twice.
-        with ended(broker.echo()):
-            rid = client.decode("coder", continue_=True, expect_version=0)
-            error = client.expect(Error, rid).error
-            assert (error.code, error.reason) == (Code.ABORTED, "version_mismatch")
+        broker.echo()
+        rid = client.decode("coder", continue_=True, expect_version=0)
+        error = client.expect(Error, rid).error
+        assert (error.code, error.reason) == (Code.ABORTED, "version_mismatch")
 
 
 def test_the_epoch_grows_even_if_the_clock_went_back(short_tmp: Path) -> None:
@@ -127,7 +115,8 @@ def test_the_epoch_grows_even_if_the_clock_went_back(short_tmp: Path) -> None:
 
 
 def test_a_full_disk_is_shown_and_loses_nothing(short_tmp: Path) -> None:
-    with BrokerProcess(short_tmp) as broker, ended(broker.echo()):
+    with BrokerProcess(short_tmp) as broker:
+        broker.echo()
         broker.limit_files(700)
         client = broker.client()
         client.register("coder")
@@ -149,7 +138,8 @@ def test_a_full_disk_is_shown_and_loses_nothing(short_tmp: Path) -> None:
 
 
 def test_a_damaged_journal_is_refused_until_told_otherwise(short_tmp: Path) -> None:
-    with BrokerProcess(short_tmp) as broker, ended(broker.echo()):
+    with BrokerProcess(short_tmp) as broker:
+        broker.echo()
         client = broker.client()
         client.register("coder")
         client.register("writer")
@@ -197,8 +187,7 @@ def test_a_killed_worker_is_noticed_at_once(short_tmp: Path) -> None:
         rid = client.decode("coder", pieces=1_000)
         client.expect(Tokens, rid)
         start_s = time.monotonic()
-        worker.kill()
-        worker.wait()
+        end(worker)
         error = client.expect(Error, rid).error
         assert time.monotonic() - start_s < 4, "three heartbeats of two seconds are too long"
         assert isinstance(error, ErrorInfo)
