@@ -41,6 +41,8 @@ from vram_conductor.protocol.values import (
     Sampling,
 )
 from vram_conductor.worker.core import Core
+from vram_conductor.worker.engine import Engine
+from vram_conductor.worker.store import Store
 
 GREEDY = Sampling(temperature=0.0)
 MS = 1_000_000
@@ -106,11 +108,15 @@ class Driver:
         base_bytes: int = 0,
         slice_ms: int = 2000,
         epoch: int = 1,
+        real_engine: Engine | None = None,
+        real_store: Store | None = None,
     ) -> None:
+        self.real_engine, self.real_store = real_engine, real_store
         self.specs = {spec.model: spec for spec in specs}
         self.device = FakeDevice(limit_bytes=budget_bytes - base_bytes)
+        self.batch_tokens = batch_tokens
         self.engine = FakeEngine(specs, self.device, batch_tokens)
-        self.store = store or MemoryStore()
+        self.store = store if store is not None else MemoryStore()
         self.base_bytes = base_bytes
         self.budget_bytes = budget_bytes
         self.slice_ms = slice_ms
@@ -125,14 +131,14 @@ class Driver:
 
     def _new_core(self) -> Core:
         return Core(
-            self.engine,
-            self.store,
+            self.real_engine or self.engine,
+            self.real_store or self.store,
             worker_epoch=WORKER_EPOCH,
             clock=self.device.clock,
             draw_seed=lambda: 4242,
             budget_bytes=self.budget_bytes,
             base_bytes=self.base_bytes,
-            batch_tokens=self.engine.batch_tokens,
+            batch_tokens=self.batch_tokens,
             slice_ns=self.slice_ms * MS,
         )
 
@@ -160,6 +166,15 @@ class Driver:
         sizes = sorted((spec.n_ctx for spec in mine), reverse=True)[:slots]
         return PoolShape(sum(sizes), slots, kv_type)
 
+    def sizes(self, model: str, shape: PoolShape) -> tuple[str, int, int]:
+        """Path, and the estimates for weights and pool."""
+        spec = self.specs[model]
+        return spec.path, spec.weights_bytes, spec.pool_bytes(shape)
+
+    def identity(self, model: str) -> str:
+        """``ModelInfo.model``."""
+        return model
+
     def load(
         self,
         agent: str,
@@ -175,18 +190,18 @@ class Driver:
         self.agents[name] = AgentSpec(model, n_ctx, slots, kv_type)
         shape = self.shape(model, kv_type)
         assert shape is not None
-        spec = self.specs[model]
+        path, weights_bytes, pool_bytes = self.sizes(model, shape)
         budget = self.budget_bytes if budget_bytes is None else budget_bytes
         op = self.send(
             Load,
             agent=name,
-            model=model,
-            path=spec.path,
+            model=self.identity(model),
+            path=path,
             shape=shape,
             n_ctx=n_ctx,
             state_bytes=16 + 4 * n_ctx,
-            weights_bytes=spec.weights_bytes,
-            pool_bytes=spec.pool_bytes(shape),
+            weights_bytes=weights_bytes,
+            pool_bytes=pool_bytes,
             budget_bytes=budget,
         )
         answer: Loaded | Failed = self.answers[op]
@@ -201,7 +216,7 @@ class Driver:
         name = AgentKey("local", agent)
         spec = self.agents.pop(name, None)
         shape = self.shape(spec.model, spec.kv_type) if spec else None
-        pool_bytes = self.specs[spec.model].pool_bytes(shape) if spec and shape else 0
+        pool_bytes = self.sizes(spec.model, shape)[2] if spec and shape else 0
         op = self.send(Unload, agent=name, shape=shape, pool_bytes=pool_bytes)
         assert isinstance(self.answers[op], WorkerOk)
         for conversation in [item for item in self.records if item.agent_key == name]:

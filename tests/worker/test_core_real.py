@@ -1,0 +1,213 @@
+"""The core with llama.cpp and real arenas: conversations that share a device with others say
+exactly what they say alone."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from core_driver import Attempt, Driver, key
+from fake_engine import FakeDevice
+from gguf_models import Spec, make_model
+
+from vram_conductor.protocol.values import KVType, Message, PoolShape
+from vram_conductor.worker.arena_dir import ArenaDir
+from vram_conductor.worker.engine import Engine, Estimate
+from vram_conductor.worker.kvstore import KVStore
+
+if TYPE_CHECKING:
+    from vram_conductor.worker.llama.engine import LlamaEngine
+
+BUDGET = 4 << 30
+
+
+class RealTime(FakeDevice):
+    """The clock of this machine; it counts no bytes."""
+
+    def clock(self) -> int:
+        return time.monotonic_ns()
+
+    def __getattribute__(self, name: str) -> object:
+        return time.monotonic_ns() if name == "now_ns" else super().__getattribute__(name)
+
+    def spend(self, ms: float) -> None:
+        pass
+
+
+class RealDriver(Driver):
+    """The driver over llama.cpp. ``files``: path by name."""
+
+    def __init__(
+        self, engine: Engine, files: dict[str, Path], *, store: KVStore, budget_bytes: int = BUDGET
+    ) -> None:
+        self.files = files
+        self._estimates: dict[tuple[str, PoolShape], Estimate] = {}
+        super().__init__(
+            [],
+            budget_bytes=budget_bytes,
+            batch_tokens=64,
+            real_engine=engine,
+            real_store=store,
+        )
+        self.device = RealTime()
+        self.core = self._new_core()
+
+    def estimate(self, name: str, shape: PoolShape) -> Estimate:
+        assert self.real_engine is not None
+        if (name, shape) not in self._estimates:
+            self._estimates[name, shape] = self.real_engine.estimator.estimate(
+                str(self.files[name]), name, shape, shape.cells, None
+            )
+        return self._estimates[name, shape]
+
+    def sizes(self, model: str, shape: PoolShape) -> tuple[str, int, int]:
+        found = self.estimate(model, shape)
+        return str(self.files[model]), found.weights_bytes, found.pool_bytes
+
+    def identity(self, model: str) -> str:
+        return self.estimate(model, PoolShape(256, 1)).info.model
+
+    def leave(self) -> None:
+        """Unload everything: the engine outlives this driver."""
+        for agent in list(self.agents):
+            self.unload(agent.agent)
+        assert self.core.residency.resident_bytes() == 0
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[KVStore]:
+    one = KVStore(ArenaDir(tmp_path, "cpu"), 1 << 30)
+    yield one
+    one.close()
+
+
+def talk(driver: RealDriver, agent: str, turns: int) -> list[list[int]]:
+    """A chat with itself; the ids of every answer."""
+    return [turn(driver, agent, index).ids for index in range(turns)]
+
+
+def turn(driver: RealDriver, agent: str, index: int) -> Attempt:
+    said = [Message("user", f"{agent} asks for the {index}. time about the red boat")]
+    return driver.finish(driver.run(agent, messages=said, continue_=True, max_tokens=6))[0]
+
+
+def random_turn(driver: RealDriver, agent: str, index: int) -> Attempt:
+    seed = sum(agent.encode()) + index
+    ids = [8 + (seed * 31 + item * 17) % 300 for item in range(5)]
+    return driver.finish(driver.run(agent, tokens=ids, continue_=True, max_tokens=4))[0]
+
+
+@pytest.mark.parametrize("kv_type", ["f16", "q8_0"])
+@pytest.mark.parametrize("arch", ["llama", "gemma3", "mamba", "jamba"])
+def test_random_models_say_the_same_with_and_without_swaps(
+    engine: LlamaEngine, store: KVStore, arch: str, kv_type: KVType
+) -> None:
+    spec = Spec(arch=arch, n_layer=7, tied=False) if arch == "gemma3" else Spec(arch=arch)  # type: ignore[arg-type]
+    files = {"m": make_model(spec)}
+    names = ["anna", "bert", "carl"]
+    alone = {}
+    for name in names:
+        driver = RealDriver(engine, files, store=store)
+        driver.load(name, "m", n_ctx=512, kv_type=kv_type)
+        alone[name] = [random_turn(driver, name, index).ids for index in range(8)]
+        driver.leave()
+    driver = RealDriver(engine, files, store=store)
+    for name in names:
+        driver.load(name, "m", n_ctx=512, kv_type=kv_type)
+    for index in range(8):
+        for name in names:
+            attempt = random_turn(driver, name, index)
+            assert attempt.ids == alone[name][index]
+            assert attempt.done.usage.reprefilled_tokens == 0
+            assert attempt.done.usage.swap.restored == (index > 0)
+    assert driver.core.swaps >= 2 * 7 * 3
+    driver.leave()
+
+
+@pytest.mark.real
+def test_two_models_in_a_budget_for_one_pool_say_the_same_as_alone(
+    engine: LlamaEngine, store: KVStore, smollm2: Path
+) -> None:
+    files = {"smollm2": smollm2, "tiny": make_model(Spec(arch="gemma3", n_layer=7, tied=False))}
+    alone: dict[str, list[list[int]]] = {}
+    for name in ("coder", "reviewer"):
+        driver = RealDriver(engine, files, store=store)
+        driver.load(name, "smollm2", n_ctx=512)
+        alone[name] = talk(driver, name, 3)
+        driver.leave()
+    driver = RealDriver(engine, files, store=store)
+    driver.load("writer", "tiny", n_ctx=512)
+    alone["writer"] = [random_turn(driver, "writer", index).ids for index in range(3)]
+    driver.leave()
+
+    shape = PoolShape(512, 1)
+    parts = [driver.estimate(name, shape) for name in files]
+    budget = sum(part.weights_bytes for part in parts) + max(part.pool_bytes for part in parts)
+    driver = RealDriver(engine, files, store=store, budget_bytes=budget)
+    for name, model in (("coder", "smollm2"), ("reviewer", "smollm2"), ("writer", "tiny")):
+        driver.load(name, model, n_ctx=512)
+    for index in range(3):
+        for name in ("coder", "writer", "reviewer"):
+            one = random_turn if name == "writer" else turn
+            attempt = one(driver, name, index)
+            assert attempt.ids == alone[name][index]
+            assert attempt.done.usage.reprefilled_tokens == 0
+            assert driver.core.residency.resident_bytes() <= budget
+    assert driver.core.switches >= 5
+    driver.leave()
+
+
+@pytest.mark.real
+def test_a_preempted_answer_of_a_real_model_goes_on_unchanged(
+    engine: LlamaEngine, store: KVStore, smollm2: Path
+) -> None:
+    driver = RealDriver(engine, {"m": smollm2}, store=store)
+    driver.load("one", "m", n_ctx=512)
+    quiet = driver.say("one", "The lighthouse keeper wrote down", max_tokens=24)
+    driver.forget("one")
+    driver.load("two", "m", n_ctx=512)
+    op = driver.run("one", prompt="The lighthouse keeper wrote down", max_tokens=24)
+    interruptions = 0
+    while not driver.attempts[op].end:
+        driver.step()
+        # A job of higher priority takes the only slot in the middle of the answer.
+        if len(driver.attempts[op].ids) == 5 * (interruptions + 1):
+            interruptions += 1
+            driver.finish(
+                driver.run("two", prompt=f"{interruptions} birds", max_tokens=2, priority=9)
+            )
+    attempt = driver.attempts[op]
+    assert interruptions >= 4
+    assert attempt.ids == quiet.ids
+    assert attempt.text == quiet.text
+    assert attempt.done.usage.swap.restored
+    assert attempt.done.usage.reprefilled_tokens == 0
+    driver.leave()
+
+
+@pytest.mark.real
+def test_real_messages_reuse_the_history_and_roll_back(
+    engine: LlamaEngine, store: KVStore, smollm2: Path
+) -> None:
+    driver = RealDriver(engine, {"m": smollm2}, store=store)
+    driver.load("one", "m", n_ctx=512)
+    messages = [Message("user", "Name a colour.")]
+    first = driver.finish(driver.run("one", messages=list(messages), max_tokens=12))[0]
+    had = len(driver.records[key("one")].ids)
+    messages += [Message("assistant", first.text), Message("user", "And another one?")]
+    second = driver.finish(driver.run("one", messages=list(messages), max_tokens=12))[0]
+    assert second.done.usage.reused_tokens >= had - 2
+    assert second.done.usage.reprefilled_tokens == 0
+    # The last question again, in other words: everything before it is rolled back to.
+    messages[-1] = Message("user", "And a shape?")
+    third = driver.finish(driver.run("one", messages=list(messages), max_tokens=12))[0]
+    assert third.done.usage.reused_tokens >= had - 2
+    fresh = RealDriver(engine, {"m": smollm2}, store=store)
+    fresh.load("two", "m", n_ctx=512)
+    expected = fresh.finish(fresh.run("two", tokens=third.prompt, max_tokens=12))[0]
+    assert third.ids == expected.ids
+    fresh.leave()
+    driver.leave()
