@@ -653,6 +653,31 @@ def test_worker_that_lost_tokens_on_the_way_is_sent_the_transcript() -> None:
     assert [run.n_raw for run in worker.all(c.Run)] == [1, 1]
 
 
+def test_request_too_large_to_be_passed_on_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vram_conductor.protocol.limits.MAP_BYTES_MAX", 20_000)
+    _bench, worker, client = setup()
+    error = client.error(client.decode("coder", prompt="x" * 4000))
+    assert (error.code, error.reason) == (Code.OUT_OF_RANGE, "limit_exceeded")
+    assert not worker.all(c.Run)
+    client.decode("coder", prompt="x" * 3000)
+    assert worker.all(c.Run)
+
+
+def test_transcript_too_long_for_a_frame_is_an_error_of_that_job(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _bench, worker, client = setup()
+    client.decode("coder")
+    worker.finish(worker.job("coder"))
+    monkeypatch.setattr("vram_conductor.protocol.limits.FRAME_BYTES_MAX", 16)
+    error = client.error(client.decode("coder"))
+    assert (error.reason, error.details) == ("transcript_too_long", {"tokens": 5, "limit": 4})
+    client.ok(client.reset("coder"))
+    rid = client.decode("coder")
+    worker.finish(worker.job("coder"))
+    client.done(rid)
+
+
 def test_finished_results_are_kept_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vram_conductor.broker.jobs.RESULTS_MAX", 2)
     bench, worker, client = setup()

@@ -421,6 +421,19 @@ def test_ephemeral_registration_goes_on_while_another_client_waits_for_it() -> N
     two.ok(second)
 
 
+def test_waiters_of_one_registration_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vram_conductor.broker.registration.WAITERS_MAX", 2)
+    bench = Bench()
+    worker = bench.worker()
+    worker.auto -= {c.Load}
+    client = bench.client()
+    first, second, third = (client.register("coder") for _ in range(3))
+    assert client.error(third).reason == "too_many_waiters"
+    worker.answer(worker.waiting(c.Load))
+    client.ok(first)
+    client.ok(second)
+
+
 # --- shapes and devices -----------------------------------------------------------------------
 
 

@@ -362,6 +362,37 @@ def test_agent_that_cannot_be_loaded_again_is_suspended_and_comes_back_when_aske
     run_once(new, client)
 
 
+def test_estimates_of_many_returning_agents_are_asked_a_few_at_a_time() -> None:
+    names = [f"a{i}" for i in range(10)]
+    bench, _worker, _client = setup(*names)
+    late = bench.restart()
+    worker = late.worker(epoch=2, ready=False)
+    worker.auto -= {c.Estimate}
+    worker.ready()
+    assert len(worker.held) == 4
+    for answered in range(10):
+        # Each has its own time: all of them together take longer than one may.
+        late.advance(7_000)
+        worker.answer(worker.held[0])
+        assert len(worker.all(c.Estimate)) == min(10, 5 + answered)
+    assert {agent(late, name).state for name in names} == {"ready"}
+
+
+def test_estimates_that_wait_for_their_turn_end_with_the_worker() -> None:
+    bench = Bench()
+    worker = bench.worker()
+    worker.auto -= {c.Estimate}
+    client = bench.client()
+    rids = [client.register(f"a{i}") for i in range(6)]
+    client.send(m.Cancel(rid=rids[5]))
+    assert client.error(rids[5]).code == Code.CANCELLED
+    client.send(m.Cancel(rid=rids[0]))
+    assert len(worker.all(c.Estimate)) == 5
+    bench.kill(worker)
+    for rid in rids[1:5]:
+        assert client.error(rid).details["code"] == "NO_ESTIMATE"
+
+
 # --- broker restart ---------------------------------------------------------------------------
 
 

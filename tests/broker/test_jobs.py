@@ -22,6 +22,7 @@ def add(table: JobTable, *, text: str = "", principal: str = "p", rid: int = 0) 
         device="cpu",
         priority=0,
         message=Decode(rid=bytes(16), agent="a", prompt="x"),
+        size_bytes=10,
         digest=b"",
         stream=SendStream(),
         peer=None,

@@ -22,6 +22,7 @@ class Item:
     device: str = "cpu"
     priority: int = 0
     received_ns: int = 0
+    size_bytes: int = 10
 
 
 def item(job: int, agent: str = "a", conversation: str = "main", **fields: object) -> Item:
@@ -93,13 +94,25 @@ def test_bounds_name_the_limit_and_when_to_come_back() -> None:
     queue.push(item(1))
     queue.push(item(2, "a", "side"))
     with pytest.raises(ResourceExhausted, match="agent 'a' has 2") as per_agent:
-        queue.check_room(AgentKey("p", "a"), 123)
+        queue.check_room(AgentKey("p", "a"), 1, 123)
     assert per_agent.value.retry_after_ms == 123
-    queue.check_room(AgentKey("p", "b"), 123)
+    queue.check_room(AgentKey("p", "b"), 1, 123)
     queue.push(item(3, "b"))
     with pytest.raises(ResourceExhausted, match="the broker has 3") as total:
-        queue.check_room(AgentKey("p", "b"), 5)
+        queue.check_room(AgentKey("p", "b"), 1, 5)
     assert total.value.details == {"queued": 3, "limit": 3}
+
+
+def test_large_prompts_are_bounded_by_their_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vram_conductor.broker.queue.QUEUED_BYTES_MAX", 100)
+    queue: JobQueue[Item] = JobQueue(10, 10)
+    large = item(1, size_bytes=90)
+    queue.push(large)
+    queue.check_room(AgentKey("p", "b"), 10, 5)
+    with pytest.raises(ResourceExhausted, match="90 waiting bytes"):
+        queue.check_room(AgentKey("p", "b"), 11, 5)
+    queue.remove(large)
+    queue.check_room(AgentKey("p", "b"), 100, 5)
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 2)), max_size=40), st.randoms())

@@ -110,6 +110,7 @@ class Clients:
         heartbeat_ms = state.config.broker.heartbeat_ms
         liveness = Liveness(state.now_ns, heartbeat_ms, pings=False)
         session = state.sessions.open(peer, principal, same_user_ipc, liveness)
+        state.log("info", "session_opened", session=session.session, principal=principal)
         self._watch(session)
         state.to_client(
             peer,

@@ -8,6 +8,7 @@ possible elsewhere (a job can leave the queue, a suspended agent fits) is done b
 from __future__ import annotations
 
 from vram_conductor.broker.agent_desk import AgentDesk
+from vram_conductor.broker.asking import Asking
 from vram_conductor.broker.attempts import Attempts
 from vram_conductor.broker.boot import configure, find_device, restore
 from vram_conductor.broker.clients import Clients
@@ -31,6 +32,7 @@ from vram_conductor.broker.events import (
     WorkerGone,
     WorkerMessageIn,
 )
+from vram_conductor.broker.fitting import Fitting
 from vram_conductor.broker.invariants import validate
 from vram_conductor.broker.job_desk import JobDesk
 from vram_conductor.broker.loading import Loading
@@ -79,12 +81,13 @@ class Core:
         attempts = Attempts(state, commander, delivery, self._ending)
         self._dispatcher = Dispatcher(state, commander, attempts, self._ending)
         self._jobs = JobDesk(state, delivery, attempts)
-        estimates, loading = Estimates(state, commander), Loading(state, commander)
+        asking = self._asking = Asking(state, commander)
+        estimates, loading = Estimates(state, asking), Loading(state, commander)
         self._reload = Reload(state, commander, estimates, loading, self._agent_suspended)
         self._removal = Removal(state, commander, loading, self._reload, attempts)
         agents = AgentDesk(state, self._reload, self._removal)
         registration = self._registration = Registration(
-            state, commander, estimates, loading, agents.admitted
+            state, commander, estimates, Fitting(state, asking), loading, agents.admitted
         )
         agents.registration = registration
         self._clients = Clients(state, agents, self._jobs, registration, self._removal)
@@ -165,6 +168,7 @@ class Core:
         self._state.dispatch_due.add(device.id)
 
     def _worker_lost(self, device: Device, error: ErrorInfo) -> None:
+        self._asking.lost(device)
         self._reload.lost(device)
 
     def _agent_suspended(self, agent: Agent, error: ErrorInfo) -> None:

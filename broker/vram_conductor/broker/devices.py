@@ -14,6 +14,8 @@ from vram_conductor.protocol.values import ConversationKey, DeviceInfo, Memory
 _EWMA = 0.2
 """Weight of the newest job in the running mean of job times."""
 
+_MODEL_IDS_MAX = 1_024
+
 
 @dataclass(slots=True)
 class Device:
@@ -54,6 +56,12 @@ class Device:
     def ready(self) -> bool:
         """Whether it has a worker that takes commands."""
         return self.link is not None and not self.link.draining
+
+    def note_model(self, name: str, model: str) -> None:
+        """``name`` meant ``model`` just now."""
+        if len(self.model_ids) >= _MODEL_IDS_MAX:
+            self.model_ids.clear()
+        self.model_ids[name] = model
 
     def saw_job(self, ms: float) -> None:
         """A job of ``ms`` milliseconds on the device ended."""

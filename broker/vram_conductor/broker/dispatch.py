@@ -8,7 +8,9 @@ from vram_conductor.broker.devices import Device
 from vram_conductor.broker.ending import Ending
 from vram_conductor.broker.jobs import Attempt, Job
 from vram_conductor.broker.registry import Agent, Conversation
+from vram_conductor.broker.restored import ID_BYTES
 from vram_conductor.broker.state import MS, State
+from vram_conductor.protocol import limits
 from vram_conductor.protocol.commands import Run
 from vram_conductor.protocol.errors import Code, ErrorInfo
 from vram_conductor.protocol.values import SAMPLING_DEFAULTS
@@ -61,6 +63,8 @@ class Dispatcher:
             and now_ns >= job.queue_deadline_ns
         ):
             return queue_timeout_error()
+        if len(conversation.transcript) > limits.FRAME_BYTES_MAX:
+            return transcript_error(conversation.tokens)
         assert job.message is not None
         expected = job.message.expect_version
         if expected is not None and expected != conversation.version:
@@ -130,4 +134,15 @@ def queue_timeout_error() -> ErrorInfo:
         "queue_timeout",
         "the job was not started within queue_ms; nothing was changed; try again later",
         retryable=True,
+    )
+
+
+def transcript_error(tokens: int) -> ErrorInfo:
+    """A worker could not be sent the conversation any more."""
+    limit = limits.FRAME_BYTES_MAX // ID_BYTES
+    return ErrorInfo(
+        Code.OUT_OF_RANGE,
+        "transcript_too_long",
+        f"the conversation has {tokens} tokens, the limit is {limit}: RESET it or use another",
+        details={"tokens": tokens, "limit": limit},
     )

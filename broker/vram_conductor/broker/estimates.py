@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 from vram_conductor.broker import admission
 from vram_conductor.broker.admission import Refusal
+from vram_conductor.broker.asking import Asking, Question
 from vram_conductor.broker.claims import Claim, pad_cells
-from vram_conductor.broker.commanding import Commander
 from vram_conductor.broker.decisions import Admit, Deny, Stale
 from vram_conductor.broker.devices import Device
 from vram_conductor.broker.links import ReplyMessage
@@ -48,7 +48,7 @@ class Inquiry:
         requests: per device the claim, or why there is none.
         models: what each device's worker says about the file.
         mistakes: answers that blame the request, per device.
-        open: ops of the unanswered questions, per device.
+        open: the unanswered questions, per device.
     """
 
     key: AgentKey
@@ -58,7 +58,7 @@ class Inquiry:
     requests: dict[str, Claim | Deny] = field(default_factory=dict)
     models: dict[str, ModelInfo] = field(default_factory=dict)
     mistakes: dict[str, ErrorInfo] = field(default_factory=dict)
-    open: dict[str, int] = field(default_factory=dict)
+    open: dict[str, Question] = field(default_factory=dict)
     rounds: int = 0
 
     def claim(self, device: str) -> Claim:
@@ -71,9 +71,9 @@ class Inquiry:
 class Estimates:
     """Asks, collects, decides."""
 
-    def __init__(self, state: State, commander: Commander) -> None:
+    def __init__(self, state: State, asking: Asking) -> None:
         self._state = state
-        self._commander = commander
+        self._asking = asking
 
     def ask(self, inquiry: Inquiry) -> None:
         """Ask all of the inquiry's devices; ``on_answer`` is called once, perhaps at once."""
@@ -92,16 +92,16 @@ class Estimates:
 
     def cancel(self, inquiry: Inquiry) -> None:
         """Nobody wants the answer any more; ``on_answer`` is not called."""
-        for name, op in inquiry.open.items():
-            self._commander.drop(self._state.devices[name], op)
+        for question in inquiry.open.values():
+            self._asking.cancel(question)
         inquiry.open.clear()
 
     def _send(self, inquiry: Inquiry, device: Device, shape: PoolShape) -> None:
-        if device.link is None or device.link.draining:
+        if not device.ready:
             inquiry.requests[device.id] = admission.no_estimate(device.ledger, None)
             return
         spec = inquiry.spec
-        inquiry.open[device.id] = self._commander.send(
+        inquiry.open[device.id] = self._asking.ask(
             device,
             lambda epoch, op: Estimate(
                 broker_epoch=epoch,
@@ -112,12 +112,11 @@ class Estimates:
                 cap_bytes=device.ledger.cap_bytes,
                 bare_path=spec.bare_path,
             ),
-            on_reply=lambda message, raw: self._reply(inquiry, device, message),
-            on_lost=lambda error: self._failed(inquiry, device, error),
-            timeout_ms=self._state.config.broker.estimate_timeout_ms,
+            lambda message: self._reply(inquiry, device, message),
+            lambda error: self._failed(inquiry, device, error),
         )
 
-    def _reply(self, inquiry: Inquiry, device: Device, message: ReplyMessage) -> bool:
+    def _reply(self, inquiry: Inquiry, device: Device, message: ReplyMessage) -> None:
         match message:
             case Estimated():
                 self._estimated(inquiry, device, message)
@@ -125,7 +124,6 @@ class Estimates:
                 self._failed(inquiry, device, message.error)
             case _:
                 self._failed(inquiry, device, unexpected(device, message))
-        return True
 
     def _estimated(self, inquiry: Inquiry, device: Device, message: Estimated) -> None:
         spec = inquiry.spec
@@ -137,7 +135,7 @@ class Estimates:
         else:
             inquiry.requests[device.id] = claim
             inquiry.models[device.id] = message.model
-            device.model_ids[spec.model] = message.model.model
+            device.note_model(spec.model, message.model.model)
         self._decide(inquiry)
 
     def _failed(self, inquiry: Inquiry, device: Device, error: ErrorInfo) -> None:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from vram_conductor.broker import admission
 from vram_conductor.broker.admission import Refusal
+from vram_conductor.broker.asking import Asking, Question
 from vram_conductor.broker.claims import Claim, pad_cells
-from vram_conductor.broker.commanding import Commander
 from vram_conductor.broker.decisions import Deny, DenyCode
 from vram_conductor.broker.estimates import Inquiry
 from vram_conductor.broker.links import ReplyMessage
@@ -30,7 +30,7 @@ class Fit:
     deny: Deny
     claim: Claim
     on_answer: Callable[[Refusal], None]
-    op: int = 0
+    question: Question | None = None
     n_ctx: int | None = None
     rounds: int = 0
 
@@ -38,9 +38,9 @@ class Fit:
 class Fitting:
     """Fills ``largest_n_ctx_that_fits`` into the closest deny."""
 
-    def __init__(self, state: State, commander: Commander) -> None:
+    def __init__(self, state: State, asking: Asking) -> None:
         self._state = state
-        self._commander = commander
+        self._asking = asking
 
     def probe(
         self, inquiry: Inquiry, refusal: Refusal, on_answer: Callable[[Refusal], None]
@@ -59,13 +59,14 @@ class Fitting:
 
     def cancel(self, fit: Fit) -> None:
         """Nobody wants the answer any more."""
-        self._commander.drop(self._state.devices[fit.deny.device], fit.op)
+        if fit.question is not None:
+            self._asking.cancel(fit.question)
 
     def _send(self, fit: Fit) -> None:
         device = self._state.devices[fit.deny.device]
         claim, spec = fit.claim, fit.inquiry.spec
         fit.rounds += 1
-        fit.op = self._commander.send(
+        fit.question = self._asking.ask(
             device,
             lambda epoch, op: Estimate(
                 broker_epoch=epoch,
@@ -77,16 +78,15 @@ class Fitting:
                 cap_bytes=device.ledger.cap_bytes,
                 bare_path=spec.bare_path,
             ),
-            on_reply=lambda message, raw: self._reply(fit, message),
-            on_lost=lambda error: self._finish(fit),
-            timeout_ms=self._state.config.broker.estimate_timeout_ms,
+            lambda message: self._reply(fit, message),
+            lambda error: self._finish(fit),
         )
 
-    def _reply(self, fit: Fit, message: ReplyMessage) -> bool:
+    def _reply(self, fit: Fit, message: ReplyMessage) -> None:
         device = self._state.devices[fit.deny.device]
         if not isinstance(message, Estimated):
             self._finish(fit)
-            return True
+            return
         spec = fit.inquiry.spec
         train = message.model.n_ctx_train or None
         try:
@@ -94,14 +94,13 @@ class Fitting:
             n_ctx = admission.fit_n_ctx(device.ledger, claim, message.fit_cells, train)
         except ConductorError:
             self._finish(fit)
-            return True
+            return
         settled = n_ctx == fit.n_ctx or fit.deny.code is DenyCode.CAP
         fit.n_ctx = n_ctx if fit.n_ctx is None else min(n_ctx, fit.n_ctx)
-        if settled or n_ctx < 1 or fit.rounds >= ROUNDS_MAX or device.link is None:
+        if settled or n_ctx < 1 or fit.rounds >= ROUNDS_MAX or not device.ready:
             self._finish(fit)
-            return True
+            return
         self._refine(fit, n_ctx)
-        return True
 
     def _refine(self, fit: Fit, n_ctx: int) -> None:
         """Ask again with the guessed context: its state's size is then no guess."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from vram_conductor.broker.attempts import Attempts
 from vram_conductor.broker.delivery import Delivery
 from vram_conductor.broker.devices import Device
@@ -11,11 +13,13 @@ from vram_conductor.broker.registry import Agent, open_conversation
 from vram_conductor.broker.sessions import Session
 from vram_conductor.broker.state import MS, WORKER_WAIT_MS, State
 from vram_conductor.broker.worker_errors import no_worker_error
+from vram_conductor.protocol import limits
 from vram_conductor.protocol.errors import (
     AlreadyExists,
     Code,
     ErrorInfo,
     NotFound,
+    OutOfRange,
     Unavailable,
     error_from_info,
 )
@@ -26,6 +30,9 @@ from vram_conductor.protocol.values import AgentKey
 
 _GUESS_MS = 1_000
 """Length of a job on a device that has not finished one yet."""
+
+_RUN_EXTRA_BYTES = 16 * 1024
+"""Room for what RUN has beyond DECODE: names, defaults, numbers."""
 
 
 class JobDesk:
@@ -41,6 +48,7 @@ class JobDesk:
 
         Raises a ConductorError; nothing has changed then.
         """
+        size_bytes = _size(message)
         digest = body_digest(message)
         known = self._state.jobs.by_rid(session.principal, message.rid)
         if known is not None:
@@ -54,7 +62,7 @@ class JobDesk:
             return
         agent = self._state.registry.get(AgentKey(session.principal, message.agent))
         device = self._check_agent(agent)
-        self._state.queue.check_room(agent.key, self._retry_after_ms(device))
+        self._state.queue.check_room(agent.key, size_bytes, self._retry_after_ms(device))
         conversation = open_conversation(agent, message.conversation)
         waiting = self._state.queue.waiting(device.id)
         ahead = waiting + (len(device.link.runs) if device.link else 0)
@@ -67,6 +75,7 @@ class JobDesk:
             device=device.id,
             priority=agent.spec.priority if message.priority is None else message.priority,
             message=message,
+            size_bytes=size_bytes,
             digest=digest,
             stream=SendStream(message.window),
             peer=None,
@@ -193,3 +202,23 @@ class JobDesk:
     def _retry_after_ms(self, device: Device) -> int:
         """When a place in the queue is likely to be free: about one job's time."""
         return min(60_000, max(50, round(device.job_ms or _GUESS_MS)))
+
+
+def _size(message: Decode) -> int:
+    """Bytes of the request on the wire.
+
+    Raises OutOfRange ``limit_exceeded``: RUN, which repeats it and says a little more, would not
+    fit into a message any more.
+    """
+    size_bytes = len(msgspec.msgpack.encode(message))
+    limit = limits.MAP_BYTES_MAX - _RUN_EXTRA_BYTES
+    if size_bytes > limit:
+        raise OutOfRange(
+            "limit_exceeded",
+            f"the request has {size_bytes} bytes, the limit is {limit}; shorten the prompt, or "
+            "send it in parts with continue",
+            field="map_bytes",
+            value=size_bytes,
+            limit=limit,
+        )
+    return size_bytes

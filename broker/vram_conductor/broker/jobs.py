@@ -59,7 +59,7 @@ class Job:
     """One DECODE.
 
     Attributes:
-        message: the request; dropped when the job ends.
+        message: the request; dropped when the job ends. ``size_bytes`` is its length on the wire.
         digest: of the request, to recognise the same one again.
         peer: the client's connection, None while there is none.
         lost: attempts that ended with their worker.
@@ -76,6 +76,7 @@ class Job:
     device: str
     priority: int
     message: Decode | None
+    size_bytes: int
     digest: bytes
     stream: SendStream
     peer: bytes | None

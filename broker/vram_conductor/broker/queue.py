@@ -18,6 +18,9 @@ from vram_conductor.protocol.values import AgentKey, ConversationKey
 AGING_NS = 5_000_000_000
 """Waiting this long is worth one step of priority."""
 
+QUEUED_BYTES_MAX = 256 * 1024 * 1024
+"""Requests that wait, over all agents: prompts may be large."""
+
 
 class Waiting(Protocol):
     """What the queue needs to know of a job."""
@@ -32,6 +35,8 @@ class Waiting(Protocol):
     def priority(self) -> int: ...
     @property
     def received_ns(self) -> int: ...
+    @property
+    def size_bytes(self) -> int: ...
 
 
 J = TypeVar("J", bound=Waiting)
@@ -51,6 +56,7 @@ class JobQueue(Generic[J]):
         self._lines: dict[str, dict[ConversationKey, deque[J]]] = {}
         self._of_agent: dict[AgentKey, int] = {}
         self._count = 0
+        self._bytes = 0
 
     def __len__(self) -> int:
         return self._count
@@ -68,16 +74,17 @@ class JobQueue(Generic[J]):
         """Waiting jobs of one device."""
         return sum(len(line) for line in self._lines.get(device, {}).values())
 
-    def check_room(self, agent: AgentKey, retry_after_ms: int) -> None:
+    def check_room(self, agent: AgentKey, size_bytes: int, retry_after_ms: int) -> None:
         """Raises ResourceExhausted ``queue_full`` if one more job would exceed a bound."""
-        for what, count, limit in (
-            (f"agent {agent.agent!r} has", self.count(agent), self.per_agent_max),
-            ("the broker has", self._count, self.jobs_max),
+        for what, unit, count, more, limit in (
+            (f"agent {agent.agent!r} has", "jobs", self.count(agent), 1, self.per_agent_max),
+            ("the broker has", "jobs", self._count, 1, self.jobs_max),
+            ("the broker has", "bytes", self._bytes, size_bytes, QUEUED_BYTES_MAX),
         ):
-            if count >= limit:
+            if count + more > limit:
                 raise ResourceExhausted(
                     "queue_full",
-                    f"{what} {count} waiting jobs, the limit is {limit}; "
+                    f"{what} {count} waiting {unit}, the limit is {limit}; "
                     f"try again in {retry_after_ms} ms",
                     retryable=True,
                     retry_after_ms=retry_after_ms,
@@ -94,6 +101,7 @@ class JobQueue(Generic[J]):
         else:
             line.append(job)
         self._count += 1
+        self._bytes += job.size_bytes
         agent = job.key.agent_key
         self._of_agent[agent] = self._of_agent.get(agent, 0) + 1
 
@@ -107,6 +115,7 @@ class JobQueue(Generic[J]):
         if not lines:
             del self._lines[job.device]
         self._count -= 1
+        self._bytes -= job.size_bytes
         agent = job.key.agent_key
         self._of_agent[agent] -= 1
         if not self._of_agent[agent]:

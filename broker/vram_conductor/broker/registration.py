@@ -24,9 +24,12 @@ from vram_conductor.broker.records import AgentSpec
 from vram_conductor.broker.registry import Agent
 from vram_conductor.broker.state import State
 from vram_conductor.protocol.commands import Loaded
-from vram_conductor.protocol.errors import Code, ConductorError, ErrorInfo
+from vram_conductor.protocol.errors import Code, ConductorError, ErrorInfo, ResourceExhausted
 from vram_conductor.protocol.messages import Progress
 from vram_conductor.protocol.values import AgentKey, ModelInfo
+
+WAITERS_MAX = 256
+"""REGISTERs that may wait for one and the same registration."""
 
 
 @dataclass(slots=True)
@@ -60,13 +63,14 @@ class Registration:
         state: State,
         commander: Commander,
         estimates: Estimates,
+        fitting: Fitting,
         loading: Loading,
         admitted: Callable[[Agent, list[tuple[bytes, bytes]]], None],
     ) -> None:
         self._state = state
         self._commander = commander
         self._estimates = estimates
-        self._fitting = Fitting(state, commander)
+        self._fitting = fitting
         self._loading = loading
         self._admitted = admitted
         self._pending: dict[AgentKey, Pending] = {}
@@ -92,9 +96,21 @@ class Registration:
         self._estimates.ask(inquiry)
 
     def join(self, pending: Pending, peer: bytes, rid: bytes) -> None:
-        """One more wants the answer; asking twice is asking once."""
-        if (peer, rid) not in pending.waiters:
-            pending.waiters.append((peer, rid))
+        """One more wants the answer; asking twice is asking once.
+
+        Raises ResourceExhausted ``too_many_waiters``.
+        """
+        if (peer, rid) in pending.waiters:
+            return
+        if len(pending.waiters) >= WAITERS_MAX:
+            raise ResourceExhausted(
+                "too_many_waiters",
+                f"{WAITERS_MAX} requests wait for agent {pending.key.agent!r} already; "
+                "wait for the answer of an earlier one",
+                retryable=True,
+                limit=WAITERS_MAX,
+            )
+        pending.waiters.append((peer, rid))
 
     def cancel(self, principal: str, rid: bytes) -> bool:
         """CANCEL of a REGISTER. False if no registration of the principal has this rid."""

@@ -19,9 +19,10 @@ from vram_conductor.protocol.status import (
 
 
 def status_report(state: State, principal: str | None) -> StatusReport:
-    """The whole picture, with the agents of one principal or (None) of all."""
+    """The whole picture, with the agents and jobs of one principal or (None) of all."""
     agents = state.registry if principal is None else state.registry.of(principal)
-    live = sorted(state.jobs.live(), key=lambda job: (job.state == "queued", job.job))
+    live = [job for job in state.jobs.live() if principal in (None, job.principal)]
+    live.sort(key=lambda job: (job.state == "queued", job.job))
     return StatusReport(
         broker_epoch=state.broker_epoch,
         version=state.version,

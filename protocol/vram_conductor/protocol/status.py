@@ -171,9 +171,9 @@ class StatusReport(StatusStruct, frozen=True, kw_only=True):
     """The whole picture.
 
     Attributes:
-        agents: those of the principal who asks; ``agents_total`` counts all.
+        agents, jobs: those of the principal who asks; ``agents_total`` counts all.
         queued, queued_max: jobs that wait at the broker, and the bound.
-        jobs: running ones first, then the queue in order.
+        jobs: those that run first, then the queue in order of receipt.
         jobs_done, jobs_failed: since the broker's start.
         journal_trouble: why agents and conversations would not survive a crash of the broker
             right now (a full disk); empty when all is well.
