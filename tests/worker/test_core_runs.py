@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 from core_driver import GREEDY, Driver, Record, key
-from fake_engine import EOG, N_VOCAB, ModelSpec, reference
+from fake_engine import EOG, N_VOCAB, FakePool, ModelSpec, reference
 
-from vram_conductor.protocol.errors import Code, Internal
+from vram_conductor.protocol.errors import Code, Internal, ResourceExhausted
 from vram_conductor.protocol.values import Message, Sampling
 
 SPECS = [
@@ -269,3 +269,32 @@ def test_a_timeout_keeps_what_was_said(driver: Driver) -> None:
     assert after.done.usage.reprefilled_tokens == 0
     assert after.prompt is not None
     assert after.ids == reference(driver.specs["full"], after.prompt, 8, GREEDY)
+
+
+def test_running_out_of_cells_ends_only_the_job_that_overflows() -> None:
+    """The library may need more cells than tokens; then jobs of one pool run one by one."""
+    driver = Driver([ModelSpec("full")])
+    driver.load("one", "full", slots=2)
+    driver.load("two", "full", slots=2)
+    pool = driver.core.residency.pools["full@f16"]
+
+    def narrow(batch: object) -> None:
+        assert isinstance(batch, list)
+        assert isinstance(pool.handle, FakePool)
+        held = sum(cache.count for cache in pool.handle.caches)
+        if held + sum(len(ids) for _, ids, _, _ in batch) > 60:
+            raise ResourceExhausted("kv_full", "no cells")
+
+    driver.engine.faults.decode = narrow
+    ops = [driver.run(name, prompt="abcd" * 12, max_tokens=10) for name in ("one", "two")]
+    driver.finish(*ops, steps=200)
+    for op in ops:
+        attempt = driver.attempts[op]
+        assert attempt.prompt is not None
+        assert attempt.done.usage.reprefilled_tokens == 0
+        assert attempt.ids == reference(driver.specs["full"], attempt.prompt, 10, GREEDY)
+    alone = driver.run("one", prompt="xyz " * 16, max_tokens=10)
+    attempt = driver.finish(alone)[0]
+    assert attempt.failed.error.reason == "kv_full"
+    driver.engine.faults.decode = lambda batch: None
+    assert driver.say("two", "more").done.usage.reprefilled_tokens == 0

@@ -83,12 +83,9 @@ class Agents:
             pool = PoolState(key, weights, command.shape, command.pool_bytes)
             residency.pools[key] = pool
         self._reshape(pool, command.shape, command.pool_bytes)
-        residency.agents[command.agent] = Agent(
-            command.agent,
-            command.model,
-            command.shape.kv_type,
-            command.n_ctx,
-            command.state_bytes,
+        kv_type = command.shape.kv_type
+        residency.admit(
+            Agent(command.agent, command.model, kv_type, command.n_ctx, command.state_bytes)
         )
         residency.revision += 1
         return before
@@ -121,9 +118,9 @@ class Agents:
         residency = self._residency
         pool = residency.pools[pool_key(command.model, command.shape.kv_type)]
         if before.agent is None:
-            residency.agents.pop(command.agent, None)
+            residency.dismiss(command.agent)
         else:
-            residency.agents[command.agent] = before.agent
+            residency.admit(before.agent)
         if before.want is not None:
             pool.want, pool.want_bytes = before.want, before.want_bytes
             pool.measured = before.measured
@@ -131,7 +128,7 @@ class Agents:
 
     def unload(self, command: Unload) -> None:
         """Dismiss an agent whose jobs and conversations are gone already. Idempotent."""
-        agent = self._residency.agents.pop(command.agent, None)
+        agent = self._residency.dismiss(command.agent)
         if agent is None:
             return
         pool = self._residency.pools[agent.pool]
@@ -156,7 +153,8 @@ class Agents:
 
     def disown_all(self) -> None:
         """A new broker: it will load its agents again; what they had stays where it is."""
-        self._residency.agents.clear()
+        for key in list(self._residency.agents):
+            self._residency.dismiss(key)
         self._residency.revision += 1
 
     def sweep(self) -> None:

@@ -43,6 +43,7 @@ class Job:
         committed: a token was generated, so the conversation has become ``work``.
         slot: where it runs, None while it waits.
         held: how much of ``work`` had KV when it lost its slot.
+        spreads: it ran out of cells beside others; it asks for the whole pool from now on.
         settling: it has not been in a batch since it was placed, or is catching up.
         catching_up: KV of tokens that it had already is being computed again.
         front: it waits only while its pool is reopened.
@@ -68,6 +69,7 @@ class Job:
     committed: bool = False
     slot: Slot | None = None
     held: int = 0
+    spreads: bool = False
     settling: bool = False
     catching_up: bool = False
     front: bool = False
@@ -82,6 +84,8 @@ class Job:
     @property
     def cells(self) -> int:
         """Cells that it may come to need: prompt and answer, at most ``n_ctx``."""
+        if self.spreads:
+            return self.pool.want.cells
         if self.prompt is None or self.run.max_tokens is None:
             return self.n_ctx
         return min(self.n_ctx, len(self.prompt.ids) + self.run.max_tokens)

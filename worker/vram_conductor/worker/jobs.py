@@ -9,11 +9,16 @@ from vram_conductor.worker.job import Job
 
 
 class Jobs:
-    """Jobs by (broker_epoch, op); at most one per conversation."""
+    """Jobs by (broker_epoch, op); at most one per conversation.
+
+    Attributes:
+        revision: counts arrivals and ends.
+    """
 
     def __init__(self) -> None:
         self._by_op: dict[tuple[int, int], Job] = {}
         self._seq = 0
+        self.revision = 0
 
     def __iter__(self) -> Iterator[Job]:
         return iter(list(self._by_op.values()))
@@ -29,10 +34,12 @@ class Jobs:
     def add(self, job: Job) -> None:
         """Note a new job."""
         self._by_op[job.run.broker_epoch, job.run.op] = job
+        self.revision += 1
 
     def remove(self, job: Job) -> None:
         """Forget one that has ended."""
         self._by_op.pop((job.run.broker_epoch, job.run.op), None)
+        self.revision += 1
 
     def find(self, broker_epoch: int, op: int) -> Job | None:
         """The job of a RUN command."""

@@ -111,18 +111,21 @@ class Parking:
         """Where the store is full, the agent's own older conversations make room: nobody else's
         ever do."""
         key = conversation.key
-        older = [
-            other
-            for other in self._residency.of_agent(key.agent_key)
-            if other is not conversation and self._store.meta(other.key)
-        ]
         while True:
             try:
                 return self._store.writer(key, need, largest)
             except ConductorError as error:
-                if error.reason not in _FULL or not older:
+                if error.reason not in _FULL:
                     raise
-                self._give_up(older.pop(0), f"not_parked: {error.reason}")
+                older = (
+                    other
+                    for other in self._residency.of_agent(key.agent_key)
+                    if other is not conversation and self._store.meta(other.key)
+                )
+                victim = next(older, None)
+                if victim is None:
+                    raise
+                self._give_up(victim, f"not_parked: {error.reason}")
 
     def _give_up(self, conversation: Conversation, reason: str) -> None:
         self.discard(conversation)

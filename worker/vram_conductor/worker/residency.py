@@ -163,6 +163,7 @@ class Residency:
         self.budget_bytes = budget_bytes
         self.revision = 0
         self.agents: dict[AgentKey, Agent] = {}
+        self._owned: tuple[frozenset[str], frozenset[str]] | None = None
         self.weights: dict[str, Weights] = {}
         self.pools: dict[str, PoolState] = {}
         self.conversations: dict[ConversationKey, Conversation] = {}
@@ -177,13 +178,33 @@ class Residency:
         total += sum(self.weights[model].scratch_bytes for model in live)
         return total + sum(pool.open_bytes for pool in self.pools.values())
 
-    def owned_models(self) -> set[str]:
-        """Models that an agent has been admitted for."""
-        return {agent.model for agent in self.agents.values()}
+    def admit(self, agent: Agent) -> None:
+        """Note an agent."""
+        self.agents[agent.key] = agent
+        self._owned = None
 
-    def owned_pools(self) -> set[str]:
+    def dismiss(self, key: AgentKey) -> Agent | None:
+        """Forget an agent."""
+        self._owned = None
+        return self.agents.pop(key, None)
+
+    def owned_models(self) -> frozenset[str]:
+        """Models that an agent has been admitted for."""
+        return self._find_owned()[0]
+
+    def owned_pools(self) -> frozenset[str]:
         """Keys of the pools that an agent has been admitted for."""
-        return {agent.pool for agent in self.agents.values()}
+        return self._find_owned()[1]
+
+    def _find_owned(self) -> tuple[frozenset[str], frozenset[str]]:
+        # Asked at every plan; there may be thousands of agents.
+        if self._owned is None:
+            agents = self.agents.values()
+            self._owned = (
+                frozenset(agent.model for agent in agents),
+                frozenset(agent.pool for agent in agents),
+            )
+        return self._owned
 
     def conversation(self, key: ConversationKey) -> Conversation:
         """The conversation, new if it was unknown."""

@@ -178,6 +178,8 @@ class Steps:
         running = [slot for slot in pool.slots if slot.job]
         if len(running) > 1:
             slot = max(running, key=lambda slot: slot.job.seq if slot.job else 0)
+            assert slot.job is not None
+            slot.job.spreads = True
             self._mover.empty(pool, slot, Receipt())
             return
         self._ends.failed(shares[0][0], error)

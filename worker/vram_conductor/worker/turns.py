@@ -24,6 +24,9 @@ from vram_conductor.worker.schedule import (
 from vram_conductor.worker.snapshot import world
 from vram_conductor.worker.world import ClosePool, Drop, Park
 
+RECHECK_NS = 10_000_000
+"""Jobs for which there was no room are looked at again after this time, or on any change."""
+
 
 class Turns:
     """Places jobs.
@@ -54,11 +57,26 @@ class Turns:
         self._draw_seed = draw_seed
         self._slice_ns = slice_ns
         self.blocked: dict[int, Blocked] = {}
+        self._fruitless: tuple[int, int] | None = None
+        self._again_ns = 0
 
     def place(self, now_ns: int) -> bool:
         """One round: every waiting job that can have a slot gets one. Whether any did."""
-        self.blocked = {}
         self._note_stages(now_ns)
+        if self._fruitless == self._picture() and now_ns < self._again_ns:
+            return False
+        placed = self._round(now_ns)
+        for job in self._jobs.waiting():
+            job.front = False
+        self._fruitless = None if placed else self._picture()
+        self._again_ns = now_ns + RECHECK_NS
+        return placed
+
+    def _picture(self) -> tuple[int, int]:
+        return self._jobs.revision, self._residency.revision
+
+    def _round(self, now_ns: int) -> bool:
+        self.blocked = {}
         tried: set[int] = set()
         full: set[str] = set()
         placed = short = False
