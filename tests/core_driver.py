@@ -128,6 +128,7 @@ class Driver:
         self.commands: dict[int, Command] = {}
         self._op = 0
         self.core = self._new_core()
+        self.welcome()
 
     def _new_core(self) -> Core:
         return Core(

@@ -17,6 +17,7 @@ import numpy as np
 import xxhash
 
 from vram_conductor.protocol.errors import (
+    ConductorError,
     FailedPrecondition,
     Internal,
     InvalidArgument,
@@ -205,7 +206,14 @@ class FakePool:
         assert len({slot for slot, *_ in batch}) == len(batch)
         if total + sum(cache.count for cache in self.caches) > self.shape.cells:
             raise ResourceExhausted("kv_full", "no cells")
-        self.engine.faults.decode(batch)
+        try:
+            self.engine.faults.decode(batch)
+        except ConductorError as error:
+            if error.reason != "kv_full":
+                # As with llama.cpp, a part of the batch may be in the cache.
+                for slot, *_ in batch:
+                    self.caches[slot].add(7)
+            raise
         self.engine.device.spend(2 + 0.5 * total)
         self.engine.decoded_tokens += total
         self.logits = {}

@@ -163,27 +163,56 @@ def test_a_reason_is_reported_once(driver: Driver) -> None:
 
 
 def test_small_jobs_do_not_overtake_for_ever_one_that_needs_many_cells() -> None:
-    driver = Driver(MODELS, slice_ms=50)
-    driver.load("big", "full", n_ctx=120, slots=3)
-    driver.load("one", "full", n_ctx=60, slots=3)
-    driver.load("two", "full", n_ctx=60, slots=3)
-    small = {
-        name: driver.run(name, prompt="a" * 45, max_tokens=None) for name in ("one/a", "two/a")
-    }
+    driver = Driver(MODELS, slice_ms=100_000)
+    for agent, n_ctx in (("big", 200), ("x", 60), ("y", 60), ("z", 60)):
+        driver.load(agent, "full", n_ctx=n_ctx, slots=4)
+
+    def small(name: str) -> int:
+        return driver.run(f"big/{name}", prompt="q" * 89, max_tokens=10)
+
+    running = {name: small(name) for name in "abc"}
     driver.step()
-    others = driver.run("big/other", prompt="z" * 90, max_tokens=None)
-    driver.step()
-    op = driver.run("big", prompt="z" * 100, max_tokens=2)
+    # 380 cells, 300 of them reserved: this one needs 200.
+    op = driver.run("big", prompt="z" * 189, max_tokens=10)
     asked = driver.device.now_ns
     while not driver.attempts[op].end:
-        for name, running in list(small.items()):
-            if driver.attempts[running].end:
-                driver.forget(name)
-                small[name] = driver.run(name, prompt="a" * 45, max_tokens=None)
-        if driver.attempts[others].end:
-            driver.forget("big/other")
-            others = driver.run("big/other", prompt="z" * 90, max_tokens=None)
+        for name, last in list(running.items()):
+            if driver.attempts[last].end:
+                driver.forget(f"big/{name}")
+                running[name] = small(name)
         driver.step()
+        assert driver.device.now_ns - asked < 2_000 * MS, "starved"
+
+
+def test_small_pools_do_not_overtake_for_ever_one_that_needs_more_bytes() -> None:
+    small = [ModelSpec(name, weights_bytes=10) for name in "pqr"]
+    driver = Driver(
+        [*small, ModelSpec("big", weights_bytes=10)], budget_bytes=260, slice_ms=100_000
+    )
+    for spec in small:
+        driver.load(spec.model, spec.model, n_ctx=100)
+    driver.load("big", "big", n_ctx=200)
+    serial = iter(range(1000))
+
+    def next_job() -> int:
+        """There is always work for a small pool that is not open."""
+        pools = driver.core.residency.pools
+        idle = [name for name in "pqr" if not driver.core.jobs.in_pool(f"{name}@f16")]
+        name = min(idle, key=lambda name: pools[f"{name}@f16"].handle is not None)
+        return driver.run(f"{name}/{next(serial)}", prompt="x" * 80, max_tokens=10)
+
+    running = [next_job(), next_job()]
+    driver.step()
+    for _ in range(4):
+        driver.step()
+    op = driver.run("big", prompt="z" * 150, max_tokens=5)
+    running.append(next_job())
+    asked = driver.device.now_ns
+    while not driver.attempts[op].end:
+        ended = [item for item in running if driver.attempts[item].end]
+        driver.step()
+        running = [item for item in running if item not in ended]
+        running += [next_job() for _ in ended]
         assert driver.device.now_ns - asked < 3_000 * MS, "starved"
 
 

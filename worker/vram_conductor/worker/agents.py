@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from vram_conductor.protocol.commands import Load, Unload
@@ -24,6 +23,7 @@ class Sizes:
 
     weights_bytes: int | None = None
     pool_bytes: int | None = None
+    scratch_bytes: int | None = None
     digest: str | None = None
 
 
@@ -41,12 +41,13 @@ class Agents:
     """Admits and dismisses agents."""
 
     def __init__(
-        self, residency: Residency, jobs: Jobs, mover: Mover, clock: Callable[[], int]
+        self, residency: Residency, jobs: Jobs, mover: Mover, *, has_scratch: bool
     ) -> None:
+        """``has_scratch``: live contexts take memory beyond their buffers on this device."""
         self._residency = residency
         self._jobs = jobs
         self._mover = mover
-        self._clock = clock
+        self._has_scratch = has_scratch
 
     def load(self, command: Load, now_ns: int) -> Sizes:
         """Admit an agent; load its weights and pool as far as that takes nothing from anybody.
@@ -112,7 +113,12 @@ class Agents:
             if isinstance(opening, Plan):
                 self._mover.carry_out(opening.moves, Receipt(), reopen=pool.key)
         fits = pool.shape == pool.want
-        return Sizes(weights.bytes, pool.open_bytes if fits else None, digest)
+        return Sizes(
+            weights.bytes,
+            pool.open_bytes if fits else None,
+            0 if fits and not self._has_scratch else None,
+            digest,
+        )
 
     def _undo(self, command: Load, before: _Before) -> None:
         residency = self._residency

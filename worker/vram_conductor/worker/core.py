@@ -77,7 +77,9 @@ class Core:
         parking = Parking(self.residency, store, engine.build, params)
         self._mover = Mover(engine, self.residency, parking, clock)
         self._ends = Ends(self.residency, self.jobs, parking, store, self.outbox)
-        self._agents = Agents(self.residency, self.jobs, self._mover, clock)
+        self._agents = Agents(
+            self.residency, self.jobs, self._mover, has_scratch=engine.device_kind == "cuda"
+        )
         common = (self.residency, self.jobs, self._mover, parking, self._ends, self.outbox, clock)
         self._turns = Turns(*common, draw_seed, slice_ns)
         self._steps = Steps(*common, batch_tokens)
@@ -137,21 +139,21 @@ class Core:
         """When :meth:`step` has something to do though no command came; None: never."""
         times = [job.deadline_ns for job in self.jobs if job.deadline_ns is not None]
         times += [self._sweep_ns] if self._sweep_ns is not None else []
-        times += [drain[1]] if (drain := self._dispatch.drain) else []
+        times += [self._dispatch.drain_ns] if self._dispatch.drains else []
         return min(times, default=None)
 
     # --- commands -----------------------------------------------------------------------------
 
     def welcome(self, message: WorkerWelcome, now_ns: int) -> None:
-        """A broker answered READY. What it does not know is deleted; one that is new ends all
-        jobs, and claims with LOAD what a former one had loaded."""
-        if message.broker_epoch != self._broker_epoch:
-            for job in self.jobs:
-                self._ends.done(job, "cancelled")
+        """A broker answered READY. Whatever was under way is void; what it does not know is
+        deleted; what is loaded waits for it to claim it with LOAD."""
+        for job in self.jobs:
+            self._ends.done(job, "cancelled")
+        if self._broker_epoch not in (None, message.broker_epoch):
             # Nobody is left who could use what was said to the former one.
             self.outbox.take()
-            self._agents.disown_all()
-            self._sweep_ns = now_ns + UNCLAIMED_NS
+        self._agents.disown_all()
+        self._sweep_ns = now_ns + UNCLAIMED_NS
         self._broker_epoch = message.broker_epoch
         known = set(message.conversations)
         for key in list(self.residency.conversations):
@@ -202,14 +204,13 @@ class Core:
 
     def _go_on_draining(self, now_ns: int) -> None:
         """Once nothing runs, or it has run for long enough: park everything and answer."""
-        if self._dispatch.drain is None:
-            return
-        command, deadline_ns = self._dispatch.drain
-        if len(self.jobs) and now_ns < deadline_ns:
+        drains = self._dispatch.drains
+        if not drains or (len(self.jobs) and now_ns < self._dispatch.drain_ns):
             return
         for job in self.jobs:
             self._ends.failed(job, draining())
         for pool in self.residency.pools.values():
             self._mover.close_pool(pool, Receipt())
         self.drained = True
-        self.outbox.reply(WorkerOk, command)
+        for command in drains:
+            self.outbox.reply(WorkerOk, command)

@@ -45,7 +45,8 @@ class Dispatch:
     """Takes commands.
 
     Attributes:
-        drain: the DRAIN that is being done, and when it gives up waiting.
+        drains: the DRAIN commands that are being done; empty: none is.
+        drain_ns: when they give up waiting.
     """
 
     def __init__(
@@ -69,7 +70,8 @@ class Dispatch:
         self._outbox = outbox
         self._clock = clock
         self._draw_seed = draw_seed
-        self.drain: tuple[Drain, int] | None = None
+        self.drains: list[Drain] = []
+        self.drain_ns = 0
 
     def handle(self, command: Command, raw: Sequence[bytes], now_ns: int) -> None:
         """Take a command; whatever goes wrong is its own FAILED."""
@@ -120,6 +122,7 @@ class Dispatch:
             command,
             weights_bytes=sizes.weights_bytes,
             pool_bytes=sizes.pool_bytes,
+            scratch_bytes=sizes.scratch_bytes,
             digest=sizes.digest,
             ms=(self._clock() - begin) / 1e6,
         )
@@ -181,12 +184,13 @@ class Dispatch:
         self._jobs.add(job)
 
     def _refuse_while_draining(self) -> None:
-        if self.drain is not None:
+        if self.drains:
             raise draining()
 
     def _start_drain(self, command: Drain, now_ns: int) -> None:
-        self._refuse_while_draining()
-        self.drain = (command, now_ns + command.drain_ms * 1_000_000)
+        end_ns = now_ns + command.drain_ms * 1_000_000
+        self.drain_ns = min(end_ns, self.drain_ns) if self.drains else end_ns
+        self.drains.append(command)
         for job in self._jobs.waiting():
             if not job.announced:
                 self._ends.failed(job, draining())

@@ -97,7 +97,8 @@ class PoolState:
         want_bytes: size of a pool of that shape: estimated, then measured.
         shape: the shape that is open; it differs from ``want`` until the pool is reopened.
         open_bytes: measured size of what is open.
-        stage_ns: since when it has had jobs while open (start of its time slice).
+        stage_ns: since when it has had jobs in its slots, or others that wait for them (start
+            of its time slice).
         open_ms: what opening it took last.
         swap_ms: smoothed cost of bringing one of its jobs onto the device.
     """

@@ -62,7 +62,7 @@ class Turns:
 
     def place(self, now_ns: int) -> bool:
         """One round: every waiting job that can have a slot gets one. Whether any did."""
-        self._note_stages(now_ns)
+        self._end_stages()
         if self._fruitless == self._picture() and now_ns < self._again_ns:
             return False
         placed = self._round(now_ns)
@@ -91,11 +91,16 @@ class Turns:
                 if outcome.reason in ("slots", "cells"):
                     full.add(job.pool.key)
                 short = short or outcome.reason == "bytes"
-            elif not short or all(isinstance(move, Park | Drop) for move in outcome.moves):
+            elif not short or self._joins(job, outcome):
                 placed = self._carry_out(job, outcome, now_ns) or placed
                 # Whoever lost a slot to a pool's reopening may come back in this same round.
                 tried -= {other.seq for other in self._jobs.waiting() if other.front}
         return placed
+
+    def _joins(self, job: Job, plan: Plan) -> bool:
+        """Whether it only joins what is on stage anyway."""
+        on_stage = job.pool.stage_ns is not None
+        return on_stage and all(isinstance(move, Park | Drop) for move in plan.moves)
 
     def _next(self, now_ns: int, tried: set[int]) -> Job | None:
         by_seq = {job.seq: job for job in self._jobs.waiting() if job.seq not in tried}
@@ -104,14 +109,12 @@ class Turns:
         best = ranked([job.view() for job in by_seq.values()], now_ns)[0]
         return by_seq[best.seq]
 
-    def _note_stages(self, now_ns: int) -> None:
-        """A pool's time slice begins when it is open and has jobs."""
+    def _end_stages(self) -> None:
+        """A pool's time slice begins when it gets a job, and ends when it has none left."""
         wanted = {job.pool.key for job in self._jobs}
         for key, pool in self._residency.pools.items():
             if pool.handle is None or key not in wanted:
                 pool.stage_ns = None
-            elif pool.stage_ns is None:
-                pool.stage_ns = now_ns
 
     def _plan(self, job: Job, now_ns: int) -> Plan | Blocked:
         waiter = job.view()
