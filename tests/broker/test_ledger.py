@@ -7,8 +7,9 @@ from ledger_cases import MIB, NOW, agent, lines, make_claim, make_ledger, refuse
 
 from vram_conductor.broker.capacity import DeviceSpec
 from vram_conductor.broker.claims import Claim
-from vram_conductor.broker.decisions import DenyCode, Reservation, Stale
+from vram_conductor.broker.decisions import Admit, DenyCode, Reservation, Stale
 from vram_conductor.broker.ledger import Ledger
+from vram_conductor.broker.peaks import Peaks
 from vram_conductor.protocol.errors import InvalidArgument
 from vram_conductor.protocol.values import PoolShape
 
@@ -236,3 +237,52 @@ def test_two_kv_types_of_one_model_share_its_weights_and_take_turns() -> None:
     assert ledger.fit_bytes(make_claim(ledger, "c", weights=250, pool=1, kv_type="q8_0")) == (
         150 * MIB
     )
+
+
+def test_a_larger_shape_never_counts_less_than_one_inside_it() -> None:
+    ledger = make_ledger(280)
+    ledger.commit(reserve(ledger, make_claim(ledger, "a", n_ctx=1024, pool=80)))
+    # An estimator that contradicts itself: twice the cells in less memory.
+    odd = make_claim(ledger, "b", n_ctx=2048, pool=50)
+    assert ledger.decide(odd, NOW) == Admit("cpu", 0, 0, shares_weights=True)
+    reserve(ledger, odd)
+    assert lines(ledger)["pool:m@f16"] == 80
+
+
+def test_shapes_are_not_forgotten_under_a_load_in_progress() -> None:
+    ledger = make_ledger(cap=100_000, host=100_000)
+    ledger.commit(reserve(ledger, make_claim(ledger, "stays", n_ctx=256, pool=1)))
+    first = reserve(ledger, make_claim(ledger, "slow", n_ctx=512, pool=2))
+    for step in range(3, 200):
+        claim = make_claim(ledger, "guest", n_ctx=256 * step, pool=step)
+        ledger.commit(reserve(ledger, claim))
+        ledger.release(agent("guest"))
+    assert lines(ledger)["pool:m@f16"] == 2
+    assert ledger.rollback(first)
+    assert lines(ledger)["pool:m@f16"] == 1
+
+
+def test_never_means_not_even_on_the_empty_device() -> None:
+    ledger = make_ledger(1000)
+    ledger.commit(reserve(ledger, make_claim(ledger, "a", n_ctx=1024, pool=100)))
+    ledger.commit(reserve(ledger, make_claim(ledger, "b", n_ctx=2048, pool=150)))
+    late = make_claim(ledger, "c", n_ctx=1024, pool=150)
+    for cap, never in ((349, False), (300, False), (299, True)):
+        ledger.reconfigure(DeviceSpec("cpu", "cpu", "reserve", cap * MIB, host_cap_bytes=MIB))
+        denied = refuse(ledger, late)
+        assert (denied.code, denied.never) == (DenyCode.CAP, never)
+
+
+def test_the_largest_of_the_others() -> None:
+    peaks = Peaks()
+    for name, size in (("a", 3), ("b", 2), ("c", 1)):
+        peaks.put(name, size)
+    assert peaks.top == 3
+    assert peaks.top_without({"a"}) == 2
+    assert peaks.top_without({"a", "b"}) == 1
+    assert peaks.top_without({"a", "b", "c", "x"}) == 0
+    peaks.put("c", 9)
+    assert (peaks.top, peaks.top_without(("c",))) == (9, 3)
+    peaks.drop("c")
+    peaks.drop("c")
+    assert peaks.top == 3

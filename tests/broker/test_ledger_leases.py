@@ -95,6 +95,16 @@ def test_an_unused_lease_hides_nothing_of_what_others_use() -> None:
     assert (ledger.foreign_bytes, free(ledger)) == (300 * MIB, 50)
 
 
+def test_what_others_gave_back_may_become_the_leases() -> None:
+    ledger = make_ledger()
+    ledger.observe(300 * MIB, 0)
+    grant(ledger, "train", 600)
+    ledger.observe(0, 1)
+    assert free(ledger) == 400
+    ledger.observe(200 * MIB, 2)
+    assert (ledger.foreign_bytes, free(ledger)) == (0, 400)
+
+
 def test_a_sampler_that_knows_the_holders_is_believed() -> None:
     ledger = make_ledger()
     ledger.observe(300 * MIB, 0)

@@ -161,3 +161,14 @@ def test_an_agent_is_in_a_ledger_once() -> None:
             ask(claim, NOW)
     with pytest.raises(AlreadyExists):
         ledger.shape_with("m", "f16", agent("a"), 1024, 1)
+
+
+def test_a_measurement_is_not_corrected_by_one_around_it() -> None:
+    ledger = make_ledger()
+    ledger.commit(
+        reserve(ledger, make_claim(ledger, "a", n_ctx=1024)), Measured(pool_bytes=60 * MIB)
+    )
+    held = reserve(ledger, make_claim(ledger, "b", n_ctx=2048))
+    ledger.commit(held, Measured(pool_bytes=45 * MIB))
+    ledger.release(agent("b"))
+    assert lines(ledger)["pool:m@f16"] == 60

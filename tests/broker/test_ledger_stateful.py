@@ -408,8 +408,6 @@ def state(ledger: Ledger) -> tuple[object, ...]:
 Ledgers.TestCase.settings = settings(
     max_examples=200,
     stateful_step_count=40,
-    deadline=None,
-    derandomize=True,
     suppress_health_check=list(HealthCheck),
 )
 TestLedgers = Ledgers.TestCase
