@@ -517,3 +517,42 @@ def test_a_drain_that_takes_too_long_ends_what_runs() -> None:
         assert key("one") in driver.store.states
     assert attempt.end is not None
     assert driver.core.drained
+
+
+def test_a_job_for_another_model_does_not_kill_the_running_one() -> None:
+    driver = Driver(MODELS, budget_bytes=100 + POOL)
+    driver.load("one", "full")
+    driver.load("two", "window")
+    first = driver.run("one", prompt="abc", max_tokens=30)
+    for _ in range(3):
+        driver.step()
+    second = driver.run("two", prompt="abc", max_tokens=30)
+    for attempt, model in zip(driver.finish(first, second), ("full", "window"), strict=True):
+        assert right(driver, attempt, model)
+        assert attempt.done.usage.stop_reason in ("eos", "length")
+    assert not driver.device.violations
+
+
+def test_a_drain_lets_a_preempted_answer_end() -> None:
+    driver = Driver(MODELS, slice_ms=1)
+    driver.load("one", "full")
+    driver.load("two", "full")
+    ops = [driver.run(name, prompt="abc", max_tokens=30) for name in ("one", "two")]
+    while not all(driver.attempts[op].ids for op in ops):
+        driver.step()
+    driver.drain(drain_ms=60_000)
+    for attempt in driver.finish(*ops):
+        assert right(driver, attempt, "full")
+        assert attempt.done
+
+
+def test_a_file_that_was_replaced_is_not_loaded_as_the_one_that_was_admitted() -> None:
+    driver = Driver(MODELS)
+    spec = driver.engine.specs[MODELS[0].path]
+    driver.engine.specs[MODELS[0].path] = ModelSpec("other")
+    answer = driver.load("one", "full")
+    assert isinstance(answer, Failed)
+    assert answer.error.reason == "model_changed"
+    assert driver.device.allocated_bytes == 0
+    driver.engine.specs[MODELS[0].path] = spec
+    assert isinstance(driver.load("one", "full"), Loaded)
