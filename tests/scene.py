@@ -36,6 +36,9 @@ MIB = 1 << 20
 SMOL = "smollm2-135m"
 PLAIN = Spec(vocab="bytes", n_ctx_train=16_384)
 CHATTY = Spec(vocab="bytes", chat_template=CHATML, seed=2)
+NO_END = {0: -1000.0, 2: -1000.0, 4: -1000.0}
+"""Forbids the end tokens (the tiny models' and SmolLM2's), for answers of a known length."""
+
 T = TypeVar("T")
 
 
@@ -133,19 +136,32 @@ class Scene:
             [(agent.agent, agent.state) for agent in report.agents],
         )
 
+    def calm_books(self) -> Books:
+        """The books once all that is promised is resident and nothing else (where all fits):
+        what is resident is reported with a delay."""
+
+        def calm() -> Books | None:
+            books = self.books()
+            promised = {(line.key, line.bytes) for line in books.promised}
+            return books if promised == set(books.resident) - {("base", 0)} else None
+
+        found = until(calm, "promised and resident agree")
+        assert found is not None
+        return found
+
     def settled(self, books: Books) -> None:
-        """Wait until the books are these again (what is resident is reported with a delay)."""
-        until(lambda: self.books() == books, f"{books}, now {self.books()}")
+        """Wait until the books are these again."""
+        until(lambda: self.books() == books, f"the books are as before: {books}")
 
     # --- doing --------------------------------------------------------------------------------
 
     def start(self, agent: str, tokens: Sequence[int] | str, **options: Any) -> Reply:
-        """A greedy job that appends: token ids, or text for a model with a vocabulary."""
+        """A greedy job that appends: token ids, or text. It ends at ``max_tokens`` only."""
         inputs: dict[str, Any] = (
             {"prompt": tokens} if isinstance(tokens, str) else {"tokens": list(tokens)}
         )
-        options = {"continue_": True, "temperature": 0, "return_ids": True, **options}
-        return self.conductor.decode(agent, **inputs, **options)
+        inputs |= {"continue_": True, "temperature": 0, "return_ids": True, "logit_bias": NO_END}
+        return self.conductor.decode(agent, **{**inputs, **options})
 
     def run(self, agent: str, tokens: Sequence[int] | str, **options: Any) -> Result:
         """The same, to its end."""
@@ -191,7 +207,7 @@ class Scene:
         with the very tokens that it would have had, and the books are as before."""
         name = f"talk-{next(_numbers)}"
         self.run(BYSTANDER, HISTORY, conversation=name, max_tokens=4)
-        before = self.books()
+        before = self.calm_books()
         reply = self.start(BYSTANDER, MORE, conversation=name, max_tokens=120)
         next(reply)
         yield
