@@ -79,6 +79,7 @@ MODELS = {
     "small": FakeModel("m-small"),
     "other": FakeModel("m-other", weights_bytes=120 * MIB),
     "twin": FakeModel("m-small"),
+    "short": FakeModel("m-short", n_ctx_train=2048),
     "huge": FakeModel("m-huge", weights_bytes=4096 * MIB, file_bytes=4000 * MIB),
 }
 
@@ -180,7 +181,8 @@ class ScriptedWorker:
             )
             return
         if command.n_ctx > model.n_ctx_train:
-            self.fail(command, Code.OUT_OF_RANGE, "n_ctx_beyond_training", "too long")
+            trained = {"n_ctx_train": model.n_ctx_train}
+            self.fail(command, Code.OUT_OF_RANGE, "n_ctx_beyond_training", "too long", **trained)
             return
         fit = None
         if command.fit_bytes is not None:

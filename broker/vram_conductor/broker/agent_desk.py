@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
 from vram_conductor.broker import admission, refusal
-from vram_conductor.broker.records import AgentRegistered, AgentSpec
+from vram_conductor.broker.records import AgentRegistered
 from vram_conductor.broker.registration import Registration
 from vram_conductor.broker.registry import Agent
 from vram_conductor.broker.reload import Reload
 from vram_conductor.broker.removal import Removal, gone_error
 from vram_conductor.broker.report import agent_list, agent_status
 from vram_conductor.broker.sessions import Session
+from vram_conductor.broker.spec import check_same, spec_of
 from vram_conductor.broker.state import State
 from vram_conductor.broker.worker_errors import no_worker_error
 from vram_conductor.protocol.errors import (
-    AlreadyExists,
     Code,
     ErrorInfo,
     NotFound,
@@ -27,9 +25,6 @@ from vram_conductor.protocol.errors import (
 from vram_conductor.protocol.messages import List, Ok, Register, Reset, Unregister
 from vram_conductor.protocol.status import AgentList
 from vram_conductor.protocol.values import AgentKey
-
-_NOT_COMPARED = {"bare_path"}
-"""A right of the session, not a parameter of the agent."""
 
 
 class AgentDesk:
@@ -46,13 +41,13 @@ class AgentDesk:
         """Admit an agent; the same request again gets the same answer."""
         registration = self._registrations()
         key = AgentKey(session.principal, message.agent)
-        spec = self._spec(session, message)
+        spec = spec_of(message, self._state.config.broker, bare_path=session.same_user_ipc)
         agent, pending = self._state.registry.find(key), registration.find(key)
         if agent is not None:
-            _check_same(key, agent.spec, spec)
+            check_same(key, agent.spec, spec)
             self._again(session, message.rid, agent)
         elif pending is not None:
-            _check_same(key, pending.spec, spec)
+            check_same(key, pending.spec, spec)
             registration.join(pending, session.peer, message.rid)
         else:
             self._check_room(session.principal)
@@ -146,21 +141,6 @@ class AgentDesk:
         body = msgspec.to_builtins(agent_status(self._state, agent))
         self._state.to_client(peer, Ok(rid=rid, body=body))
 
-    def _spec(self, session: Session, message: Register) -> AgentSpec:
-        default_n_ctx = self._state.config.broker.default_n_ctx
-        return AgentSpec(
-            model=message.model,
-            n_ctx=default_n_ctx if message.n_ctx is None else message.n_ctx,
-            kv_type=message.kv_type,
-            device=message.device,
-            slots=message.slots,
-            priority=message.priority,
-            sampling=message.sampling,
-            ephemeral=message.ephemeral,
-            ttl_s=message.ttl_s,
-            bare_path=session.same_user_ipc,
-        )
-
     def _check_room(self, principal: str) -> None:
         state = self._state
         if state.draining:
@@ -190,21 +170,3 @@ class AgentDesk:
         if not ready:
             raise error_from_info(no_worker_error(", ".join(names)))
         return ready
-
-
-def _check_same(key: AgentKey, have: AgentSpec, asked: AgentSpec) -> None:
-    """Raises AlreadyExists ``agent_exists`` with what differs, as name → [have, asked]."""
-    old, new = msgspec.to_builtins(have), msgspec.to_builtins(asked)
-    differences: dict[str, Any] = {
-        name: [old.get(name), new.get(name)]
-        for name in AgentSpec.__struct_fields__
-        if name not in _NOT_COMPARED and old.get(name) != new.get(name)
-    }
-    if differences:
-        raise AlreadyExists(
-            "agent_exists",
-            f"agent {key.agent!r} is registered with other parameters "
-            f"({', '.join(differences)}); UNREGISTER it first, or choose another name",
-            agent=key.agent,
-            differences=differences,
-        )

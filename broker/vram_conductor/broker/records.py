@@ -25,6 +25,7 @@ class AgentSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         n_ctx: guaranteed context, in tokens.
         device: the device the client insisted on; None means best fit.
         bare_path: the client had the right to name a file by its path.
+        defaulted: what the client left to the configuration: ``n_ctx``, ``kv_type``.
     """
 
     model: str
@@ -37,6 +38,7 @@ class AgentSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     ephemeral: bool = False
     ttl_s: int | None = None
     bare_path: bool = False
+    defaulted: tuple[str, ...] = ()
 
 
 class RecordBase(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="t"):

@@ -22,6 +22,7 @@ from vram_conductor.broker.fitting import Fit, Fitting
 from vram_conductor.broker.loading import Loading
 from vram_conductor.broker.records import AgentSpec
 from vram_conductor.broker.registry import Agent
+from vram_conductor.broker.spec import within_training
 from vram_conductor.broker.state import State
 from vram_conductor.protocol.commands import Loaded
 from vram_conductor.protocol.errors import Code, ConductorError, ErrorInfo, ResourceExhausted
@@ -88,12 +89,11 @@ class Registration:
         self, key: AgentKey, spec: AgentSpec, devices: tuple[str, ...], peer: bytes, rid: bytes
     ) -> None:
         """Begin: the answer goes to everybody who waits by then."""
-        inquiry = Inquiry(key, spec, devices, lambda answer: self._answered(pending, answer))
-        pending = Pending(key, spec, inquiry)
+        pending = Pending(key, spec, self._inquiry(key, spec, devices))
         self._pending[key] = pending
         self.join(pending, peer, rid)
         self._progress(pending, "estimate")
-        self._estimates.ask(inquiry)
+        self._estimates.ask(pending.inquiry)
 
     def join(self, pending: Pending, peer: bytes, rid: bytes) -> None:
         """One more wants the answer; asking twice is asking once.
@@ -161,8 +161,29 @@ class Registration:
                 pending.fit = self._fitting.probe(
                     pending.inquiry, answer, lambda full: self._refused(pending, full)
                 )
-            case _:
-                self._fail(pending, answer)
+            case ErrorInfo():
+                shorter = within_training(pending.spec, answer)
+                if shorter is None:
+                    self._fail(pending, answer)
+                else:
+                    self._ask_again(pending, shorter)
+
+    def _inquiry(self, key: AgentKey, spec: AgentSpec, devices: tuple[str, ...]) -> Inquiry:
+        return Inquiry(
+            key, spec, devices, lambda answer: self._answered(self._pending[key], answer)
+        )
+
+    def _ask_again(self, pending: Pending, spec: AgentSpec) -> None:
+        """The configuration's n_ctx is more than the model can have: a default is no demand."""
+        self._progress(
+            pending,
+            "estimate",
+            note=f"the default n_ctx {pending.spec.n_ctx} is beyond the {spec.n_ctx} tokens that "
+            f"{spec.model} was trained with: taking n_ctx {spec.n_ctx}",
+        )
+        pending.spec = spec
+        pending.inquiry = self._inquiry(pending.key, spec, pending.inquiry.devices)
+        self._estimates.ask(pending.inquiry)
 
     def _refused(self, pending: Pending, answer: Refusal) -> None:
         self._fail(pending, refusal.error(answer))
@@ -230,9 +251,9 @@ class Registration:
         for peer, rid in pending.waiters:
             self._state.fail(peer, rid, error)
 
-    def _progress(self, pending: Pending, stage: str, total: int = 0) -> None:
+    def _progress(self, pending: Pending, stage: str, total: int = 0, note: str = "") -> None:
         for peer, rid in pending.waiters:
-            self._state.to_client(peer, Progress(rid=rid, stage=stage, total=total))
+            self._state.to_client(peer, Progress(rid=rid, stage=stage, total=total, note=note))
 
 
 def with_digest(model: ModelInfo, loaded: Loaded) -> ModelInfo:

@@ -46,13 +46,14 @@ class SamplingOptions(TypedDict, total=False):
 class RegisterOptions(SamplingOptions, total=False):
     """Keywords of ``register``; see ``messages.Register``.
 
-    n_ctx: guaranteed context in tokens (default: the broker's). kv_type: ``f16``, ``q8_0``,
-    ``q4_0``, ``f32``. device: ``cuda:0``, ``cpu`` … (default: best fit). ephemeral: unregister at
-    the end of the session. ttl_s: unregister after so many idle seconds.
+    n_ctx: guaranteed context in tokens (default: the broker's, or what the model was trained with
+    if that is less). kv_type: ``f16``, ``q8_0``, ``q4_0``, ``f32`` (default: the broker's).
+    device: ``cuda:0``, ``cpu`` … (default: best fit). ephemeral: unregister at the end of the
+    session. ttl_s: unregister after so many idle seconds.
     """
 
     n_ctx: int | None
-    kv_type: KVType
+    kv_type: KVType | None
     device: str | None
     slots: int
     priority: int

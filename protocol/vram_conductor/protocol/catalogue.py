@@ -54,7 +54,8 @@ class CatalogueModel(Entry, frozen=True, kw_only=True):
         size: of the file in bytes (0: unknown, kind ``path`` only).
         licence, licence_url, notice: what a user has to know before using it.
         gated: a pull needs the user's acceptance of the licence.
-        n_ctx: default context in tokens.
+        n_ctx: context that it was trained with, in tokens: the most that an agent may ask for.
+            For people who choose; the worker goes by the file. None: not known.
         source: where the file comes from.
     """
 
@@ -67,7 +68,7 @@ class CatalogueModel(Entry, frozen=True, kw_only=True):
     licence_url: str = ""
     notice: str = ""
     gated: bool = False
-    n_ctx: int = 4096
+    n_ctx: int | None = None
 
     def problem(self) -> str | None:
         """What is wrong with this entry, or None."""
@@ -75,7 +76,7 @@ class CatalogueModel(Entry, frozen=True, kw_only=True):
             return f"name {self.name!r} may have letters, digits and ._:@- only"
         if self.file != PurePosixPath(self.file).name or self.file.startswith("."):
             return f"file {self.file!r} must be a plain file name"
-        if not 0 < self.n_ctx <= limits.N_CTX_MAX:
+        if self.n_ctx is not None and not 0 < self.n_ctx <= limits.N_CTX_MAX:
             return f"n_ctx {self.n_ctx} is out of range"
         if isinstance(self.source, PathSource):
             if not self.source.path:

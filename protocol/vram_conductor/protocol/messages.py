@@ -37,8 +37,9 @@ class Register(Base, frozen=True, kw_only=True, tag="REGISTER"):
     Attributes:
         agent: the agent's name, unique per principal.
         model: a name of the catalogue, or a path where the worker allows it.
-        n_ctx: guaranteed context, in tokens. None takes the configured default.
-        kv_type: element type of the KV cache.
+        n_ctx: guaranteed context, in tokens. None takes the configured default, or the context
+            that the model was trained with where that is less.
+        kv_type: element type of the KV cache. None takes the configured default.
         device: place on this device; None means best fit.
         slots: how many of the model's agents may hold KV on the device at once; the pool has
             the largest number that any of its agents asks for.
@@ -52,7 +53,7 @@ class Register(Base, frozen=True, kw_only=True, tag="REGISTER"):
     agent: str
     model: str
     n_ctx: int | None = None
-    kv_type: KVType = "f16"
+    kv_type: KVType | None = None
     device: str | None = None
     slots: int = 1
     priority: int = 0
