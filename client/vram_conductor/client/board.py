@@ -1,64 +1,76 @@
-"""Draws a status report as text: the ledger as bars, its lines, agents, jobs. Pure."""
+"""Draws a status report as text: the ledger as bars, its lines, agents, jobs. *Pure.*"""
 
 from __future__ import annotations
 
-from vram_conductor.client.text import bar, duration, size, table
-from vram_conductor.protocol.status import (
-    AgentStatus,
-    ConversationStatus,
-    DeviceStatus,
-    JobStatus,
-    LedgerStatus,
-    StatusReport,
-)
+from vram_conductor.client.board_agents import render_agents, who
+from vram_conductor.client.text import bar, duration, plural, size, table, wrapped
+from vram_conductor.protocol.status import DeviceStatus, JobStatus, LedgerStatus, StatusReport
 from vram_conductor.protocol.values import Line
 
 _MARKS = {"base": "b", "weights": "W", "pool": "P", "scratch": "s", "lease": "L"}
-_LEGEND = "W weights  P pool  b base  s scratch  L lease  f foreign  . free"
+_OTHER = "?"
+_LEGEND = {
+    "b": "base",
+    "W": "weights",
+    "P": "pool",
+    "s": "scratch",
+    "L": "lease",
+    _OTHER: "other",
+    "f": "foreign",
+    ".": "free",
+}
+_BAR_CHARS = (20, 72)
+JOBS_SHOWN_MAX = 20
 
 
 def render(report: StatusReport, width: int = 100) -> str:
-    """The whole picture in at most ``width`` columns (tables may be wider if names are)."""
-    parts = [_head(report)]
+    """The whole picture in at most ``width`` columns (80 or more)."""
+    parts = [_head(report, width)]
     parts += [_device(device, width) for device in report.devices]
-    parts.append(render_agents(report.agents))
-    parts.append(_jobs(report))
+    parts.append(render_agents(report.agents, width))
+    parts.append(_jobs(report, width))
     return "\n\n".join(part for part in parts if part)
 
 
-def _head(report: StatusReport) -> str:
-    state = "draining" if report.draining else "serving"
-    agents = f"{report.agents_total} agent{'' if report.agents_total == 1 else 's'}"
-    return (
-        f"broker {report.version or '?'} {state} for {duration(report.uptime_ms)}, epoch "
-        f"{report.broker_epoch}: {agents}, "
-        f"{report.sessions} session{'' if report.sessions == 1 else 's'}, "
-        f"{report.jobs_done} jobs done, {report.jobs_failed} failed"
-    )
+def _head(report: StatusReport, width: int) -> str:
+    facts = [
+        f"broker {report.version or '?'}, "
+        f"{'draining' if report.draining else 'serving'} for {duration(report.uptime_ms)}",
+        _agents_total(report),
+        plural(report.sessions, "session"),
+        f"{plural(report.jobs_done, 'job')} done, {report.jobs_failed} failed",
+    ]
+    lines = [wrapped("; ".join(facts), width, hanging=2)]
+    if report.journal_trouble:
+        trouble = f"! agents and conversations are not saved now: {report.journal_trouble}"
+        lines.append(wrapped(trouble, width, hanging=2))
+    if not report.devices:
+        lines.append("no device: add a [[device]] section to the configuration")
+    return "\n".join(lines)
+
+
+def _agents_total(report: StatusReport) -> str:
+    total, mine = report.agents_total, len(report.agents)
+    return plural(total, "agent") + (f", {mine} of them yours" if mine != total else "")
 
 
 def _device(device: DeviceStatus, width: int) -> str:
     name = f" ({device.name})" if device.name else ""
-    lines = [f"{device.device}{name}  {device.mode}  {_worker(device)}"]
+    lines = [wrapped(f"{device.device}{name}, {device.mode} mode", width, hanging=2)]
+    lines.append(wrapped(_worker(device), width, 2, 2))
     lines += _bars(device, width)
-    lines.append(_lines(device))
-    memory = device.memory
-    if memory is not None:
-        age = (
-            ""
-            if device.sample_age_ms is None
-            else f", sampled {duration(device.sample_age_ms)} ago"
-        )
-        lines.append(
-            f"  used {size(memory.used_bytes)} = resident {size(device.resident_bytes)} + foreign "
-            f"{size(memory.foreign_bytes)} + unattributed {size(device.unattributed_bytes)}"
-            f"{age}; budget of the worker {size(device.budget_bytes)}"
-        )
-    else:
-        lines.append("  no memory sample yet: nothing is admitted until there is one")
+    lines.append(_lines(device, width))
+    lines.append(wrapped(_memory(device), width, 2, 2))
+    parked = size(sum(line.bytes for line in device.parked))
+    host = device.host
     lines.append(
-        f"  parked KV: {size(sum(line.bytes for line in device.parked))} in shared memory, "
-        f"{_promise(device.host)}; {device.swaps} swaps"
+        wrapped(
+            f"parked KV {parked} in shared memory, {size(host.promised_bytes)} promised of "
+            f"{size(host.cap_bytes)}; moved {plural(device.swaps, 'time')}",
+            width,
+            2,
+            2,
+        )
     )
     return "\n".join(lines)
 
@@ -66,32 +78,64 @@ def _device(device: DeviceStatus, width: int) -> str:
 def _worker(device: DeviceStatus) -> str:
     worker = device.worker
     if worker is None:
-        return f"no worker for {duration(device.absent_ms)}: agents wait, nothing is lost"
-    note = f" ({worker.mechanism_note})" if worker.mechanism_note else ""
+        return f"! no worker for {duration(device.absent_ms)}: agents wait, nothing is lost"
     state = "draining" if worker.draining else "busy" if worker.busy else "idle"
-    return f"worker pid {worker.pid} on {worker.host} {state}, {worker.mechanism}{note}"
+    note = f": {worker.mechanism_note}" if worker.mechanism_note else ""
+    return f"worker pid {worker.pid} on {worker.host}, {state}; {worker.mechanism}{note}"
+
+
+def _memory(device: DeviceStatus) -> str:
+    memory = device.memory
+    if memory is None:
+        return "! no memory sample yet: nothing is admitted until there is one"
+    age = f", {duration(device.sample_age_ms)} ago" if device.sample_age_ms is not None else ""
+    parts = [f"resident {size(device.resident_bytes)}", f"foreign {size(memory.foreign_bytes)}"]
+    if device.unattributed_bytes:
+        parts.append(f"unattributed {size(device.unattributed_bytes)}")
+    text = f"used {size(memory.used_bytes)} = {' + '.join(parts)}{age}"
+    if device.budget_bytes != device.promised.cap_bytes:
+        text += f"; the worker may use {size(device.budget_bytes)}"
+    return text
 
 
 def _bars(device: DeviceStatus, width: int) -> list[str]:
-    inner = max(20, min(72, width - 32))
     cap = max(device.promised.cap_bytes, 1)
     foreign = device.memory.foreign_bytes if device.memory else 0
     promised = _shares(device.promised.lines, foreign)
+    # The ledger promises one pool at a time, however many lines there are.
+    promised = _at_most(promised, device.promised.promised_bytes + foreign)
     resident = _shares(device.resident, foreign)
+    texts = _share(device.promised, foreign), size(device.resident_bytes)
+    inner = width - len("  promised [] ") - max(map(len, texts))
+    inner = max(_BAR_CHARS[0], min(_BAR_CHARS[1], inner))
+    drawn = bar(promised, cap, inner), bar(resident, cap, inner)
+    marks = [mark for mark in _LEGEND if mark in drawn[0] + drawn[1]]
     return [
-        f"  promised [{bar(promised, cap, inner)}] {_share(device.promised, foreign)}",
-        f"  resident [{bar(resident, cap, inner)}] {size(device.resident_bytes)}",
-        f"            {_LEGEND}",
+        f"  promised [{drawn[0]}] {texts[0]}",
+        f"  resident [{drawn[1]}] {texts[1]}",
+        "            " + "  ".join(f"{mark} {_LEGEND[mark]}" for mark in marks),
     ]
 
 
 def _shares(lines: list[Line], foreign_bytes: int) -> list[tuple[str, int]]:
     sums: dict[str, int] = {}
     for line in lines:
-        mark = _MARKS.get(line.key.partition(":")[0], "?")
+        mark = _MARKS.get(line.key.partition(":")[0], _OTHER)
         sums[mark] = sums.get(mark, 0) + line.bytes
-    order = ["b", "W", "P", "s", "L", "?"]
+    order = ["b", "W", "P", "s", "L", _OTHER]
     return [(mark, sums[mark]) for mark in order if mark in sums] + [("f", foreign_bytes)]
+
+
+def _at_most(parts: list[tuple[str, int]], total_bytes: int) -> list[tuple[str, int]]:
+    """What takes turns is drawn once: pools first, then weights, give up what is over."""
+    over = sum(value for _, value in parts) - total_bytes
+    sizes = dict(parts)
+    for mark in ("P", "W"):
+        taken = min(max(0, over), sizes.get(mark, 0))
+        over -= taken
+        if taken:
+            sizes[mark] -= taken
+    return list(sizes.items())
 
 
 def _share(ledger: LedgerStatus, foreign_bytes: int) -> str:
@@ -100,97 +144,49 @@ def _share(ledger: LedgerStatus, foreign_bytes: int) -> str:
     return f"{size(taken)} of {size(ledger.cap_bytes)} ({percent:.0f} %)"
 
 
-def _promise(ledger: LedgerStatus) -> str:
-    return f"{size(ledger.promised_bytes)} promised of {size(ledger.cap_bytes)}"
-
-
-def _lines(device: DeviceStatus) -> str:
+def _lines(device: DeviceStatus, width: int) -> str:
     """Promised beside resident, key by key."""
     resident = {line.key: line for line in device.resident}
     rows = []
     for line in device.promised.lines:
         here = resident.pop(line.key, None)
+        mark = "~" if line.unmeasured else ""
         rows.append(
-            [
-                f"  {line.key}",
-                size(line.bytes) + (" est." if line.unmeasured else ""),
-                size(here.bytes) if here else "-",
-                line.detail,
-            ]
+            [line.key, mark + size(line.bytes), size(here.bytes) if here else "-", line.detail]
         )
     # What is resident and was never promised: the base of a context, pools that happen to fit.
     rows += [
-        [f"  {line.key}", "-", size(line.bytes), line.detail]
-        for line in resident.values()
-        if line.bytes
+        [line.key, "-", size(line.bytes), line.detail] for line in resident.values() if line.bytes
     ]
     if not rows:
-        return "  no lines: nothing is promised"
-    return table(["  line", "promised", "resident", ""], rows, right=(1, 2))
+        return "  nothing is promised, nothing is resident"
+    header = ["line", "promised", "resident", ""]
+    drawn = table(header, rows, right=(1, 2), width=width - 2, squeeze=(3, 0))
+    notes = []
+    if any(line.unmeasured for line in device.promised.lines):
+        notes.append("~ is an estimate: made at first use")
+    if sum(line.bytes for line in device.promised.lines) > device.promised.promised_bytes:
+        who_turns = "pools" if device.mode == "reserve" else "models"
+        notes.append(f"{who_turns} take turns: the largest counts")
+    lines = [f"  {line}" for line in drawn.splitlines()]
+    if notes:
+        lines.append(wrapped(f"({'; '.join(notes)})", width, 2, 1))
+    return "\n".join(lines)
 
 
-def render_agents(agents: list[AgentStatus]) -> str:
-    """Agents and their conversations as a table."""
-    if not agents:
-        return "no agents; add one with: conductor register NAME --model MODEL"
-    rows = []
-    for agent in agents:
-        shown = agent.conversations or [ConversationStatus(conversation="-", tokens=0, version=0)]
-        for index, conversation in enumerate(shown):
-            first = index == 0
-            shared = f"shared with {len(agent.shared_with)}" if agent.shared_with else ""
-            rows.append(
-                [
-                    agent.agent if first else "",
-                    agent.model if first else "",
-                    agent.device if first else "",
-                    agent.state if first else "",
-                    f"{agent.n_ctx} {agent.kv_type}" if first else "",
-                    shared if first else "",
-                    conversation.conversation,
-                    str(conversation.tokens),
-                    _where(conversation),
-                ]
-            )
-        if agent.reason is not None:
-            rows.append(["", f"! {agent.reason.message}", "", "", "", "", "", "", ""])
-    header = [
-        "agent",
-        "model",
-        "device",
-        "state",
-        "n_ctx",
-        "weights",
-        "conversation",
-        "tokens",
-        "KV",
-    ]
-    return table(header, rows, right=(7,))
-
-
-def _where(conversation: ConversationStatus) -> str:
-    parked = f" ({size(conversation.parked_bytes)} parked)" if conversation.parked_bytes else ""
-    if conversation.where == "absent":
-        return "-" if conversation.tokens == 0 else "absent (re-prefill)"
-    return f"{conversation.where}{parked}"
-
-
-def _jobs(report: StatusReport) -> str:
+def _jobs(report: StatusReport, width: int) -> str:
     head = f"queue: {report.queued} of {report.queued_max} waiting"
     if not report.jobs:
         return head
-    return (
-        head
-        + "\n"
-        + table(
-            ["  job", "agent", "conversation", "state", "tokens", "age"],
-            [_job(job) for job in report.jobs],
-            right=(4, 5),
-        )
-    )
+    header = ["job", "conversation", "state", "tokens", "age"]
+    rows = [_job(job) for job in report.jobs[:JOBS_SHOWN_MAX]]
+    lines = [head, table(header, rows, right=(0, 3, 4), width=width, squeeze=(1,))]
+    if len(report.jobs) > JOBS_SHOWN_MAX:
+        lines.append(f"… and {len(report.jobs) - JOBS_SHOWN_MAX} more")
+    return "\n".join(lines)
 
 
 def _job(job: JobStatus) -> list[str]:
-    state = job.state + (f" (attempt {job.attempt})" if job.attempt > 1 else "")
-    cells = [f"  {job.job}", job.agent, job.conversation, state]
-    return [*cells, str(job.generated_tokens), duration(job.age_ms)]
+    state = job.state + (f", attempt {job.attempt}" if job.attempt > 1 else "")
+    name = who(job.agent, job.conversation)
+    return [str(job.job), name, state, str(job.generated_tokens), duration(job.age_ms)]

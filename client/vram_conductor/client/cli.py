@@ -1,23 +1,33 @@
-"""The ``conductor`` command: parsing, dispatch, exit codes.
-
-Exit codes: 0 done; 1 something failed; 2 wrong usage; 3 refused by the ledger; 4 not found;
-5 exists already; 6 nobody answers; 7 busy or full, try later; 8 invalid input; 130 interrupted.
-"""
+"""The ``conductor`` command: parsing, dispatch, exit codes."""
 
 from __future__ import annotations
 
 import argparse
+import os
+import signal
 import sys
+from collections.abc import Sequence
+from types import FrameType
+from typing import NoReturn
 
 import msgspec
 
-from vram_conductor.client import cli_agents, cli_demo, cli_models, cli_run, doctor
+from vram_conductor.client import (
+    cli_agents,
+    cli_decode,
+    cli_demo,
+    cli_models,
+    cli_run,
+    doctor,
+)
 from vram_conductor.client.output import Output
 from vram_conductor.protocol.errors import Code, ConductorError, LedgerDeny
 
 EXIT_FAILED = 1
+EXIT_USAGE = 2
 EXIT_DENIED = 3
 EXIT_INTERRUPTED = 130
+EXIT_TERMINATED = 143
 
 _EXIT: dict[Code, int] = {
     Code.NOT_FOUND: 4,
@@ -30,13 +40,17 @@ _EXIT: dict[Code, int] = {
 }
 
 _EPILOG = """\
-exit codes: 0 done, 1 failed, 2 usage, 3 refused by the ledger, 4 not found, 5 exists,
-            6 nobody answers, 7 busy or full, 8 invalid input, 130 interrupted
+exit codes:
+  0 done               4 not found           7 busy or full, try later
+  1 failed             5 exists already      8 invalid input
+  2 wrong usage        6 nobody answers    130 interrupted (Ctrl-C)
+  3 refused by the ledger                  143 terminated
+  64-78: the broker or a worker cannot run (sysexits.h); `up` passes it on
 
 a first session:
   conductor models pull smollm2-135m
-  conductor up --config configs/cpu.toml          (in another terminal)
-  conductor register coder --model smollm2-135m --n-ctx 1024
+  conductor up                                    (in another terminal)
+  conductor register coder --model smollm2-135m
   conductor decode coder "Write a haiku about memory."
   conductor status
 """
@@ -48,15 +62,24 @@ def parser() -> argparse.ArgumentParser:
         prog="conductor",
         description="Run many LLM agents on one device that cannot hold them all.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(
+            prog, max_help_position=16
+        ),
+        allow_abbrev=False,
     )
+    _add_common(top, json=False, config=None)
+    # Absent there, so that `conductor --json status` is as good as `conductor status --json`.
     common = argparse.ArgumentParser(add_help=False)
-    common.add_argument("--json", action="store_true", help="one JSON value on stdout")
-    common.add_argument("--config", metavar="FILE", help="configuration file (TOML)")
+    _add_common(common, json=argparse.SUPPRESS, config=argparse.SUPPRESS)
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for module in (cli_run, cli_agents, cli_models, doctor, cli_demo):
+    for module in (cli_run, cli_agents, cli_decode, cli_models, doctor, cli_demo):
         module.add(commands, common)
     return top
+
+
+def _add_common(to: argparse.ArgumentParser, *, json: bool | str, config: str | None) -> None:
+    to.add_argument("--json", action="store_true", default=json, help="one JSON value on stdout")
+    to.add_argument("--config", metavar="FILE", default=config, help="configuration file (TOML)")
 
 
 def exit_code(error: ConductorError) -> int:
@@ -66,23 +89,47 @@ def exit_code(error: ConductorError) -> int:
     return _EXIT.get(error.info.code, EXIT_FAILED)
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit status."""
-    args = parser().parse_args(argv)
-    output = Output(json=getattr(args, "json", False))
+    given = list(sys.argv[1:] if argv is None else argv)
+    if given and given[0] in cli_run.PARTS:
+        # All flags, --help too, are the part's own; this does not return.
+        cli_run.become(given[0], given[1:])
+    if not given:
+        parser().print_help()
+        return EXIT_USAGE
+    args = parser().parse_args(given)
+    output = Output(json=args.json)
+    # A kill is an exit like another: temporary files go, the broker hears BYE.
+    signal.signal(signal.SIGTERM, _terminated)
     try:
         return int(args.run(args, output))
     except ConductorError as error:
-        if output.json:
-            output.value({"error": msgspec.to_builtins(error.info)})
-        output.complain(error)
-        return exit_code(error)
+        return _failed(output, error)
     except KeyboardInterrupt:
+        output.news("interrupted")
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # The reader of our stdout is gone (`| head`): that is not a failure of ours.
-        sys.stderr.close()
+        # The reader of our stdout is gone (`| head`): that is not a failure of ours. What is
+        # still buffered has nowhere to go.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        output.news(f"conductor: {error.strerror}: {error.filename or 'no file'} (os_error)")
+        return EXIT_FAILED
+
+
+def _failed(output: Output, error: ConductorError) -> int:
+    try:
+        output.value({"error": msgspec.to_builtins(error.info)})
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    output.complain(error)
+    return exit_code(error)
+
+
+def _terminated(number: int, frame: FrameType | None) -> NoReturn:
+    raise SystemExit(EXIT_TERMINATED)
 
 
 if __name__ == "__main__":

@@ -3,62 +3,117 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import importlib.util
 import os
 import signal
 import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import Any, NoReturn
 
 from vram_conductor.client.defaults import find_config, make_default
 from vram_conductor.client.output import Output
-from vram_conductor.client.supervisor import Supervisor
-from vram_conductor.protocol.config import Config, load_config
-from vram_conductor.protocol.errors import InvalidArgument
+from vram_conductor.client.supervisor import FINAL_EXIT_CODES, Supervisor
+from vram_conductor.client.up_lock import UpLock
+from vram_conductor.protocol.config import Config, load_config, overlay, state_dir
+from vram_conductor.protocol.errors import FailedPrecondition, InvalidArgument, Unavailable
+
+PARTS = ("broker", "worker")
+_WORKER_NEEDS = ("llama_cpp", "numpy", "jinja2", "xxhash", "psutil")
+
+_UP = """\
+Starts the broker and a worker for every device of the configuration (or, without one, for what
+this box has), starts them again when they die, and stops them when it is stopped. Results are on
+stdout, the logs of broker and workers on stderr. Ctrl-C or SIGTERM lets what runs finish (at most
+broker.drain_ms) and parks every conversation; a second Ctrl-C does not wait.
+"""
 
 
 def add(commands: Any, common: argparse.ArgumentParser) -> None:
     """Register ``up``, ``broker`` and ``worker``."""
     up = commands.add_parser(
-        "up", parents=[common], help="start and supervise a broker and this box's workers"
+        "up",
+        parents=[common],
+        help="start and supervise a broker and this box's workers",
+        description=_UP,
     )
     up.set_defaults(run=_up)
-    for part in ("broker", "worker"):
+    for part in PARTS:
+        # For the list of commands: its flags are never parsed here, see ``cli.main``.
         single = commands.add_parser(
-            part, help=f"start one {part} in the foreground", add_help=False
+            part, help=f"start one {part}, with flags of its own (see --help)"
         )
-        single.add_argument("rest", nargs=argparse.REMAINDER)
-        single.set_defaults(run=_exec, part=part)
+        single.set_defaults(run=lambda args, output: become(args.command, []))
 
 
-def _exec(args: argparse.Namespace, output: Output) -> int:
-    """Become the process: its flags, signals and exit code are its own."""
-    module = f"vram_conductor.{args.part}"
-    os.execv(sys.executable, [sys.executable, "-m", module, *args.rest])
+def become(part: str, flags: Sequence[str]) -> NoReturn:
+    """Become the broker or a worker: flags, signals and exit code are its own."""
+    module = f"vram_conductor.{part}"
+    os.execv(sys.executable, [sys.executable, "-m", module, *flags])
 
 
 def _up(args: argparse.Namespace, output: Output) -> int:
     path = find_config(args.config)
     if path is None:
         path = make_default()
-        output.news(f"no configuration given: using {path}")
-    config = load_config(path)
+        output.news(f"no configuration given: using {path}, which describes this box")
+    config = overlay(load_config(path), os.environ)
     devices = managed_devices(config, path)
-    drain_s = config.broker.drain_ms / 1000
-    supervisor = Supervisor(path, devices, drain_s=drain_s, say=output.news)
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: supervisor.stop())
+    if devices:
+        check_worker_packages()
+    lock = UpLock(state_dir(config.broker))
+    supervisor = Supervisor(path, devices, drain_s=config.broker.drain_ms / 1000, say=output.news)
     try:
-        endpoints = supervisor.start()
-    except BaseException:
+        with _stopping(supervisor, output):
+            try:
+                endpoints = supervisor.start()
+            except Unavailable as error:
+                code = error.details.get("exit_code")
+                if code not in FINAL_EXIT_CODES:
+                    raise
+                output.complain(error)
+                return int(code)
+            if endpoints:
+                _announce(output, endpoints, devices)
+            code = supervisor.run()
+            output.news("stopped" if code == 0 else "stopped: see above")
+            return code
+    finally:
         supervisor.shutdown()
-        raise
+        lock.release()
+
+
+@contextlib.contextmanager
+def _stopping(supervisor: Supervisor, output: Output) -> Iterator[None]:
+    """SIGINT and SIGTERM drain; once more, and nothing is waited for."""
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        if supervisor.stop():
+            # Not through ``output``: the main thread may hold its lock.
+            os.write(2, b"\nstopping: what runs may finish; Ctrl-C again does not wait\n")
+
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup asks to stay
+        numbers.append(signal.SIGHUP)
+    previous = {number: signal.signal(number, on_signal) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def _announce(output: Output, endpoints: dict[str, str], devices: list[str]) -> None:
     output.value({"endpoints": endpoints, "devices": devices, "pid": os.getpid()})
     output.text(
-        f"broker for clients at {endpoints['clients']}\n"
-        f"workers for {', '.join(devices) or 'no device: start them with conductor worker'}\n"
-        "stop with Ctrl-C; see it with: conductor status"
+        f"conductor is up, pid {os.getpid()}; Ctrl-C stops it\n"
+        f"  clients  {endpoints['clients']}\n"
+        f"  workers  {endpoints['workers']}\n"
+        f"  devices  {', '.join(devices) or 'none here: start them with conductor worker'}\n"
+        "next, in another terminal: conductor register NAME --model MODEL; conductor status"
     )
-    return supervisor.run()
 
 
 def managed_devices(config: Config, path: Path) -> list[str]:
@@ -74,3 +129,19 @@ def managed_devices(config: Config, path: Path) -> list[str]:
             "start with: conductor up --config FILE",
         )
     return [device.id for device in config.device if device.managed]
+
+
+def check_worker_packages() -> None:
+    """Say at once what a worker would fail with again and again. Imports nothing of it.
+
+    Raises:
+        FailedPrecondition: ``worker_missing``.
+    """
+    missing = [name for name in _WORKER_NEEDS if importlib.util.find_spec(name) is None]
+    if missing:
+        raise FailedPrecondition(
+            "worker_missing",
+            f"a worker cannot run here: {', '.join(missing)} not installed; install it with: "
+            "pip install 'vram-conductor[worker]'",
+            missing=missing,
+        )

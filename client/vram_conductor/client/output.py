@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import sys
-import time
 from typing import Any
 
 import msgspec
 
-from vram_conductor.client.text import size
-from vram_conductor.protocol.errors import ConductorError, LedgerDeny
-
-_PERIOD_S = 0.1
+from vram_conductor.client.complaint import explain
+from vram_conductor.client.live_line import LiveLine, Waiting
+from vram_conductor.client.text import printable, size
+from vram_conductor.protocol.errors import ConductorError
 
 
 class Output:
@@ -20,47 +20,81 @@ class Output:
 
     Args:
         json: results as one JSON value; human text is not written to stdout then.
+
+    Attributes:
+        width, height: of the terminal, or 100 x 24.
     """
 
     def __init__(self, *, json: bool) -> None:
         self.json = json
-        self.width = shutil.get_terminal_size((100, 24)).columns
-        self._drawn_s = 0.0
+        self.width, self.height = shutil.get_terminal_size((100, 24))
+        self._live = LiveLine()
+        self._mid_line = False
+        for stream in (sys.stdout, sys.stderr):
+            # A terminal that cannot show a character gets a question mark, not a traceback.
+            with contextlib.suppress(AttributeError, ValueError):
+                stream.reconfigure(errors="replace")  # type: ignore[union-attr]
 
-    def value(self, value: Any) -> None:
-        """A result for programs (written only with ``--json``)."""
+    def value(self, value: Any, *, indent: int = 2) -> None:
+        """A result for programs (written only with ``--json``); ``indent`` 0: on one line."""
         if self.json:
-            data = msgspec.json.format(msgspec.json.encode(msgspec.to_builtins(value)), indent=2)
-            sys.stdout.write(data.decode() + "\n")
-            sys.stdout.flush()
+            data = msgspec.json.encode(msgspec.to_builtins(value))
+            text = msgspec.json.format(data, indent=indent).decode() if indent else data.decode()
+            with self._live.lock:
+                sys.stdout.write(text + "\n")
+                sys.stdout.flush()
 
     def text(self, text: str, end: str = "\n") -> None:
         """A result for people (not written with ``--json``)."""
-        if not self.json:
-            sys.stdout.write(text + end)
+        if self.json:
+            return
+        whole = text + end
+        with self._live.lock:
+            self._live.clear()
+            sys.stdout.write(printable(whole) if sys.stdout.isatty() else whole)
             sys.stdout.flush()
+            if whole:
+                self._mid_line = not whole.endswith("\n")
+
+    def draw(self, text: str) -> None:
+        """A screen of text in place of the one before; one after the other where it is no
+        terminal. What does not fit on the screen is cut."""
+        if self.json or not sys.stdout.isatty():
+            self.text(text + "\n")
+            return
+        self.width, self.height = shutil.get_terminal_size((100, 24))
+        lines = printable(text).splitlines()
+        if len(lines) >= self.height:
+            hidden = len(lines) - self.height + 2
+            lines = [*lines[: self.height - 2], f"… {hidden} more lines: enlarge the window"]
+        drawn = "".join(f"{line[: self.width]}\x1b[K\n" for line in lines)
+        sys.stdout.write(f"\x1b[H{drawn}\x1b[J")
+        sys.stdout.flush()
 
     def news(self, text: str) -> None:
         """Something worth knowing while it happens; stderr."""
-        sys.stderr.write(text + "\n")
-        sys.stderr.flush()
+        # Nobody reads stderr any more: no reason to fail.
+        with self._live.lock, contextlib.suppress(OSError):
+            self._live.clear()
+            if self._mid_line and sys.stdout.isatty() and sys.stderr.isatty():
+                sys.stderr.write("\n")
+                self._mid_line = False
+            sys.stderr.write((printable(text) if sys.stderr.isatty() else text) + "\n")
+            sys.stderr.flush()
 
     def progress(self, stage: str, done: int, total: int) -> None:
-        """A living line on a terminal; nothing in a log."""
-        if not sys.stderr.isatty():
+        """A living line on a terminal, removed at the end; nothing in a log. Sizes in bytes."""
+        if done >= total > 0:
+            self._live.clear()
             return
-        now = time.monotonic()
-        if done < total and now - self._drawn_s < _PERIOD_S:
-            return
-        self._drawn_s = now
-        share = 100 * done / total if total else 100
-        end = "\n" if done >= total else ""
-        sys.stderr.write(f"\r{stage} {size(done)} of {size(total)} ({share:.0f} %) {end}")
-        sys.stderr.flush()
+        share = f" of {size(total)} ({100 * done / total:.0f} %)" if total else ""
+        self._live.draw(f"{stage} {size(done)}{share}")
+
+    def waiting(self, now: str) -> Waiting:
+        """A block that shows what is waited for, and how long already."""
+        return Waiting(self._live, now)
 
     def complain(self, error: ConductorError) -> None:
-        """One line for the operator; the numbers of a refusal included."""
-        text = error.info.message if isinstance(error, LedgerDeny) else str(error)
-        self.news(f"conductor: {text}")
-        if error.retry_after_ms is not None:
-            self.news(f"conductor: try again in {error.retry_after_ms} ms")
+        """What went wrong and what to do; a refusal is one line with its numbers."""
+        for line in explain(error):
+            self.news(f"conductor: {line}")

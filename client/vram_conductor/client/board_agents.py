@@ -1,0 +1,68 @@
+"""Draws agents and their conversations as a table. *Pure.*"""
+
+from __future__ import annotations
+
+from vram_conductor.client.text import size, table, wrapped
+from vram_conductor.protocol.limits import DEFAULT_CONVERSATION
+from vram_conductor.protocol.status import AgentStatus, ConversationStatus
+
+CONVERSATIONS_SHOWN_MAX = 4
+"""Per agent; the rest is counted. ``--json`` has them all."""
+
+_KV = {"slot": "in slot", "parked": "parked", "absent": "gone"}
+_HEADER = ["agent", "model", "device", "state", "n_ctx", "tokens", "KV", "parked"]
+_MODEL, _DEVICE, _TOKENS, _PARKED = 1, 2, 5, 7
+
+
+def who(agent: str, conversation: str) -> str:
+    """``coder`` for its main conversation, ``coder/plan`` for another."""
+    return agent if conversation == DEFAULT_CONVERSATION else f"{agent}/{conversation}"
+
+
+def render_agents(agents: list[AgentStatus], width: int = 100) -> str:
+    """Agents and their conversations, in at most ``width`` columns (80 or more)."""
+    if not agents:
+        return "no agents; add one with: conductor register NAME --model MODEL"
+    rows, notes = [], []
+    for agent in agents:
+        rows += _rows(agent)
+        if agent.reason is not None:
+            notes.append(f"! {agent.agent} is {agent.state}: {agent.reason.message}")
+    header, right = list(_HEADER), [_TOKENS, _PARKED]
+    if len({agent.device for agent in agents}) == 1:
+        for row in (header, *rows):
+            del row[_DEVICE]
+        right = [column - (column > _DEVICE) for column in right]
+    drawn = table(header, rows, right=right, width=width, squeeze=(0, _MODEL))
+    if any(row[-2] == _KV["absent"] for row in rows):
+        notes.append("KV gone: it is computed again from the transcript when it is needed")
+    return "\n".join([drawn, *(wrapped(note, width, hanging=2) for note in notes)])
+
+
+def _rows(agent: AgentStatus) -> list[list[str]]:
+    """The agent with its main conversation, then its other conversations."""
+    conversations = {item.conversation: item for item in agent.conversations}
+    main = conversations.pop(DEFAULT_CONVERSATION, None)
+    kv_type = "" if agent.kv_type == "f16" else f" {agent.kv_type}"
+    facts = [agent.agent, agent.model, agent.device, agent.state, f"{agent.n_ctx}{kv_type}"]
+    rows = [facts + _kv(main)]
+    shown = list(conversations.values())[:CONVERSATIONS_SHOWN_MAX]
+    rows += [["  /" + item.conversation, "", "", "", "", *_kv(item)] for item in shown]
+    rest = list(conversations.values())[CONVERSATIONS_SHOWN_MAX:]
+    if rest:
+        tokens = str(sum(item.tokens for item in rest))
+        parked = size(sum(item.parked_bytes for item in rest))
+        more = f"  … {len(rest)} more"
+        rows.append([more, "", "", "", "", tokens, "", parked])
+    return rows
+
+
+def _kv(conversation: ConversationStatus | None) -> list[str]:
+    """Its tokens, where its KV is, the size of its parked state."""
+    if conversation is None:
+        return ["0", "-", "-"]
+    where = _KV[conversation.where]
+    if conversation.where == "absent" and not conversation.tokens:
+        where = "-"
+    parked = size(conversation.parked_bytes) if conversation.parked_bytes else "-"
+    return [str(conversation.tokens), where, parked]

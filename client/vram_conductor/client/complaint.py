@@ -1,0 +1,52 @@
+"""An error as the command line says it: what went wrong, then what to type. *Pure.*"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vram_conductor.client.text import duration
+from vram_conductor.protocol.errors import ConductorError, LedgerDeny
+
+
+def explain(error: ConductorError) -> list[str]:
+    """One line with the message and its reason; perhaps more with what to do.
+
+    The ledger's refusal is its own one line, for operators and their scripts.
+    """
+    info = error.info
+    lines = [info.message if isinstance(error, LedgerDeny) else f"{info.message} ({info.reason})"]
+    hint = _hint(info.reason, info.details)
+    if hint:
+        lines.append(hint)
+    if info.retry_after_ms is not None:
+        lines.append(f"try again in {duration(info.retry_after_ms)}")
+    return lines
+
+
+def _hint(reason: str, details: dict[str, Any]) -> str:
+    """What to type; empty where the message says it."""
+    agent = details.get("agent", "NAME")
+    match reason:
+        case "no_such_agent":
+            return f"see: conductor list; add it: conductor register {agent} --model MODEL"
+        case "agent_exists":
+            return f"{_differences(details)}remove it first: conductor unregister {agent}"
+        case "no_chat_template":
+            return "send plain text to continue: conductor decode --raw AGENT TEXT"
+        case "prompt_too_long" | "context_full":
+            return "forget the conversation: conductor reset AGENT"
+        case "worker_missing":
+            return "see: conductor doctor"
+    return ""
+
+
+def _differences(details: dict[str, Any]) -> str:
+    given = details.get("differences")
+    if not isinstance(given, dict):
+        return ""
+    pairs = [
+        f"{name} is {value[0]}, not {value[1]}"
+        for name, value in given.items()
+        if isinstance(value, list) and len(value) == 2
+    ]
+    return f"{', '.join(pairs)}; " if pairs else ""
