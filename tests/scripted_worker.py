@@ -56,6 +56,7 @@ class FakeModel:
     weights_bytes: int = 100 * MIB
     cell_bytes: int = 16 * 1024
     compute_bytes: int = 4 * MIB
+    fixed_state_bytes: int = 0
     n_ctx_train: int = 8192
     file_bytes: int = 90 * MIB
 
@@ -80,6 +81,7 @@ MODELS = {
     "other": FakeModel("m-other", weights_bytes=120 * MIB),
     "twin": FakeModel("m-small"),
     "short": FakeModel("m-short", n_ctx_train=2048),
+    "stateful": FakeModel("m-stateful", fixed_state_bytes=8 * MIB),
     "huge": FakeModel("m-huge", weights_bytes=4096 * MIB, file_bytes=4000 * MIB),
 }
 
@@ -198,7 +200,7 @@ class ScriptedWorker:
             pool_bytes=model.pool_bytes(shape.cells),
             kv_bytes=shape.cells * model.cell_bytes,
             compute_bytes=model.compute_bytes,
-            state_bytes=command.n_ctx * model.cell_bytes,
+            state_bytes=command.n_ctx * model.cell_bytes + model.fixed_state_bytes,
             fit_cells=fit,
         )
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import pytest
-from scripted_worker import MIB, MODELS, Bench, ScriptedWorker, config_of, shape_of
+from scripted_worker import MIB, MODELS, PRINCIPAL, Bench, ScriptedWorker, config_of, shape_of
 
+from vram_conductor.broker.events import ClientMessageIn
 from vram_conductor.broker.records import AgentRegistered, AgentRemoved
 from vram_conductor.protocol import commands as c
 from vram_conductor.protocol import messages as m
 from vram_conductor.protocol.config import DeviceConfig
 from vram_conductor.protocol.errors import LEDGER_DENY, Code
 from vram_conductor.protocol.status import StatusReport
-from vram_conductor.protocol.values import KVType, Sampling
+from vram_conductor.protocol.values import KVType, Memory, Sampling
 
 
 def report(bench: Bench) -> StatusReport:
@@ -104,6 +105,20 @@ def test_same_request_again_is_the_same_answer() -> None:
     client = bench.client()
     first = client.ok(client.register("coder"))
     assert client.ok(client.register("coder")) == first
+    assert len(worker.all(c.Load)) == 1
+
+
+def test_right_to_name_a_path_is_no_parameter_of_the_agent() -> None:
+    bench = Bench()
+    worker = bench.worker()
+    client = bench.client()
+    client.ok(client.register("coder"))
+    for message in (
+        m.Hello(v=(1, 0)),
+        m.Register(rid=bench.rid(), agent="coder", model="small", n_ctx=1024),
+    ):
+        bench.post(ClientMessageIn(b"tcp", PRINCIPAL, same_user_ipc=False, message=message))
+    assert isinstance(bench.inbox[b"tcp"][-1], m.Ok)
     assert len(worker.all(c.Load)) == 1
 
 
@@ -211,6 +226,16 @@ def test_stale_sample_is_a_deny() -> None:
     client.ok(client.register("coder"))
 
 
+def test_age_of_a_sample_counts_from_when_it_was_taken() -> None:
+    bench = Bench(config_of(sample_max_age_ms=3000))
+    worker = bench.worker(ready=False)
+    memory = Memory(used_bytes=0, own_bytes=0, foreign_bytes=0, age_ms=2500)
+    worker.ready(memory=memory)
+    client = bench.client()
+    bench.now_ns += 1_000_000_000
+    assert client.error(client.register("coder")).details["code"] == "STALE_SAMPLE"
+
+
 def test_host_memory_for_parked_states_limits_too() -> None:
     device = DeviceConfig(id="cpu", kind="cpu", capacity="1 GiB", host_cap="20 MiB")
     bench = Bench(config_of(device))
@@ -222,6 +247,18 @@ def test_host_memory_for_parked_states_limits_too() -> None:
     assert fits == 1280
     assert not worker.all(c.Load)
     client.ok(client.register("coder", n_ctx=fits))
+
+
+def test_hint_is_right_where_a_part_of_the_state_is_fixed() -> None:
+    device = DeviceConfig(id="cpu", kind="cpu", capacity="1 GiB", host_cap="20 MiB")
+    bench = Bench(config_of(device))
+    bench.worker()
+    client = bench.client()
+    error = client.error(client.register("coder", "stateful", n_ctx=4096))
+    # 8 MiB fixed + 16 KiB per token: 768 tokens are 20 MiB. In proportion it would be 1138.
+    fits = error.details["largest_n_ctx_that_fits"]
+    assert 0 < fits <= 768
+    client.ok(client.register("coder", "stateful", n_ctx=fits))
 
 
 # --- failing ----------------------------------------------------------------------------------
@@ -528,6 +565,19 @@ def test_ephemeral_agent_goes_with_the_last_session_that_wanted_it() -> None:
     assert promised(bench) == 0
     assert worker.all(c.Unload)
     assert not bench.records[1:]
+
+
+def test_ttl_does_not_remove_an_agent_with_a_long_job() -> None:
+    bench = Bench()
+    worker = bench.worker()
+    client = bench.client()
+    client.ok(client.register("temp", ttl_s=5))
+    rid = client.decode("temp")
+    worker.start(worker.job("temp"))
+    bench.advance(12_000)
+    worker.finish(worker.job("temp"))
+    client.done(rid)
+    assert report(bench).agents
 
 
 def test_ttl_removes_an_idle_agent_but_not_one_that_is_used() -> None:

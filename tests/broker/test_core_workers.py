@@ -119,11 +119,11 @@ def test_ping_is_answered_and_shows_the_work_loop() -> None:
 
 def test_restarted_worker_gets_the_device_as_soon_as_the_old_one_is_known_dead() -> None:
     bench, old, client = setup()
-    old.dead = True
     new = bench.worker(epoch=2)
     assert new.welcome is None
     assert new.refused is None
     # The probe makes the transport find out.
+    assert old.received[-1] == c.WorkerPong()
     bench.kill(old)
     assert new.welcome is not None
     client.ok(client.register("second"))
@@ -383,14 +383,44 @@ def test_estimates_that_wait_for_their_turn_end_with_the_worker() -> None:
     worker = bench.worker()
     worker.auto -= {c.Estimate}
     client = bench.client()
-    rids = [client.register(f"a{i}") for i in range(6)]
-    client.send(m.Cancel(rid=rids[5]))
-    assert client.error(rids[5]).code == Code.CANCELLED
+    rids = [client.register(f"a{i}") for i in range(7)]
+    client.send(m.Cancel(rid=rids[6]))
+    assert client.error(rids[6]).code == Code.CANCELLED
     client.send(m.Cancel(rid=rids[0]))
     assert len(worker.all(c.Estimate)) == 5
     bench.kill(worker)
-    for rid in rids[1:5]:
+    for rid in rids[1:6]:
         assert client.error(rid).details["code"] == "NO_ESTIMATE"
+
+
+def test_promise_outlives_a_second_loss_while_loading_again() -> None:
+    bench, worker, _client = setup()
+    before = device(bench).promised
+    bench.kill(worker)
+    second = bench.worker(epoch=2, ready=False)
+    second.auto -= {c.Load}
+    second.ready()
+    assert agent(bench).state == "loading"
+    bench.kill(second)
+    assert (agent(bench).state, device(bench).promised) == ("waiting", before)
+    third = bench.worker(epoch=3)
+    assert not third.all(c.Estimate)
+    assert agent(bench).state == "ready"
+
+
+def test_agent_removed_while_it_is_loaded_again() -> None:
+    bench, worker, client = setup()
+    bench.kill(worker)
+    new = bench.worker(epoch=2, ready=False)
+    new.auto -= {c.Load}
+    new.ready()
+    late = new.waiting(c.Load)
+    client.ok(client.unregister("coder"))
+    assert device(bench).promised.promised_bytes == 0
+    new.answer(late)
+    assert not bench.core.report(bench.now_ns).agents
+    new.auto.add(c.Load)
+    client.ok(client.register("coder"))
 
 
 # --- broker restart ---------------------------------------------------------------------------
@@ -453,6 +483,22 @@ def test_agent_that_does_not_fit_any_more_is_suspended_until_it_does() -> None:
     tight.residency(foreign_bytes=0)
     assert agent(later).state == "ready"
     run_once(tight, client)
+
+
+def test_restored_agent_whose_load_fails_leaves_no_bytes_behind() -> None:
+    bench, _worker, _client = setup()
+    late = bench.restart()
+    worker = late.worker(epoch=2, ready=False)
+    worker.auto -= {c.Load}
+    worker.ready()
+    assert device(late).promised.promised_bytes > 0
+    worker.fail(worker.waiting(c.Load), Code.INTERNAL, "load_failed")
+    assert agent(late).state == "suspended"
+    assert device(late).promised.promised_bytes == 0
+    # A failed load is not a lack of room: it is not tried over and over.
+    worker.residency(foreign_bytes=10)
+    worker.residency(foreign_bytes=0)
+    assert len(worker.all(c.Load)) == 1
 
 
 def test_suspended_agent_returns_when_another_leaves() -> None:
@@ -575,7 +621,8 @@ def test_growing_foreign_use_loses_nothing() -> None:
     bench, worker, client = setup()
     run_once(worker, client)
     worker.residency(foreign_bytes=1000 * MIB)
-    assert worker.all(c.Budget)[-1].budget_bytes == 24 * MIB
+    worker.residency(foreign_bytes=1000 * MIB)
+    assert [item.budget_bytes for item in worker.all(c.Budget)] == [1024 * MIB, 24 * MIB]
     assert agent(bench).state == "ready"
     assert client.error(client.register("more", "other")).details["foreign_bytes"] == 1000 * MIB
     run_once(worker, client)

@@ -8,8 +8,8 @@ from vram_conductor.broker.attempts import Attempts
 from vram_conductor.broker.delivery import Delivery
 from vram_conductor.broker.devices import Device
 from vram_conductor.broker.dispatch import queue_timeout_error, timeout_error
-from vram_conductor.broker.jobs import Job
-from vram_conductor.broker.registry import Agent, open_conversation
+from vram_conductor.broker.jobs import Job, wait_ns
+from vram_conductor.broker.registry import Agent, Conversation, open_conversation
 from vram_conductor.broker.sessions import Session
 from vram_conductor.broker.state import MS, WORKER_WAIT_MS, State
 from vram_conductor.broker.worker_errors import no_worker_error
@@ -64,15 +64,29 @@ class JobDesk:
         device = self._check_agent(agent)
         self._state.queue.check_room(agent.key, size_bytes, self._retry_after_ms(device))
         conversation = open_conversation(agent, message.conversation)
-        waiting = self._state.queue.waiting(device.id)
-        ahead = waiting + (len(device.link.runs) if device.link else 0)
+        self._accept(
+            session,
+            agent,
+            device,
+            conversation,
+            self._new_job(agent, conversation, message, size_bytes, digest),
+        )
+
+    def _new_job(
+        self,
+        agent: Agent,
+        conversation: Conversation,
+        message: Decode,
+        size_bytes: int,
+        digest: bytes,
+    ) -> Job:
         now_ns = self._state.now_ns
-        job = Job(
+        return Job(
             job=self._state.jobs.next_number(),
             rid=message.rid,
-            principal=session.principal,
+            principal=agent.key.principal,
             key=conversation.key,
-            device=device.id,
+            device=agent.device,
             priority=agent.spec.priority if message.priority is None else message.priority,
             message=message,
             size_bytes=size_bytes,
@@ -81,23 +95,36 @@ class JobDesk:
             peer=None,
             detach=message.detach,
             received_ns=now_ns,
-            queue_deadline_ns=None if message.queue_ms is None else now_ns + message.queue_ms * MS,
-            deadline_ns=None if message.timeout_ms is None else now_ns + message.timeout_ms * MS,
+            queue_deadline_ns=wait_ns(now_ns, message.queue_ms),
+            deadline_ns=wait_ns(now_ns, message.timeout_ms),
         )
-        self._state.jobs.add(job)
-        self._state.queue.push(job)
+
+    def _accept(
+        self,
+        session: Session,
+        agent: Agent,
+        device: Device,
+        conversation: Conversation,
+        job: Job,
+    ) -> None:
+        """Queue the job and say what is ahead of it."""
+        state = self._state
+        waiting = state.queue.waiting(device.id)
+        ahead = waiting + (len(device.link.runs) if device.link else 0)
+        state.jobs.add(job)
+        state.queue.push(job)
         conversation.queued += 1
-        agent.used_ns = now_ns
+        agent.used_ns = state.now_ns
         self._delivery.attach(job, session)
         if job.queue_deadline_ns is not None:
-            self._state.timers.set(("queue", job.job), job.queue_deadline_ns)
+            state.timers.set(("queue", job.job), job.queue_deadline_ns)
         if job.deadline_ns is not None:
-            self._state.timers.set(("deadline", job.job), job.deadline_ns)
+            state.timers.set(("deadline", job.job), job.deadline_ns)
         est_ms = None if device.job_ms is None else round(device.job_ms * ahead)
-        self._state.to_client(
+        state.to_client(
             session.peer, Accepted(rid=job.rid, job=job.job, position=ahead, est_ms=est_ms)
         )
-        self._state.dispatch_due.add(device.id)
+        state.dispatch_due.add(device.id)
 
     def resume(self, session: Session, message: Resume) -> None:
         """Raises NotFound ``unknown_rid``, OutOfRange ``resume_out_of_range``."""

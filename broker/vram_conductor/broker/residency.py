@@ -107,18 +107,17 @@ class Samples:
                 )
 
     def _book(self, device: Device, line: Line) -> Deny | None:
-        """One line. A pool's only counts while it has the shape that is promised now: the worker
-        may still have the one from before."""
+        """One line. A pool's size belongs to the shape it has now, which may be the one from
+        before the last LOAD: without a shape it says nothing."""
         what, _, name = line.key.partition(":")
+        ledger = device.ledger
         if line.unmeasured:
             return None
         if what == "weights":
-            return device.ledger.measured(name, Measured(weights_bytes=line.bytes))
+            return ledger.measured(name, Measured(weights_bytes=line.bytes))
         if what == "scratch":
-            return device.ledger.measured(name, Measured(scratch_bytes=line.bytes))
+            return ledger.measured(name, Measured(scratch_bytes=line.bytes))
         if what == "pool" and line.shape is not None:
             model = name.rpartition("@")[0]
-            pool = device.ledger.pool(model, line.shape.kv_type)
-            if pool is not None and pool.shape == line.shape:
-                return device.ledger.measured(model, Measured(pool_bytes=line.bytes), line.shape)
+            return ledger.measured(model, Measured(pool_bytes=line.bytes), line.shape)
         return None

@@ -24,6 +24,8 @@ MS = 1_000_000
 WORKER_WAIT_MS = 30_000
 """Jobs wait for an absent worker for so long; a restart takes a few seconds."""
 
+Level = Literal["debug", "info", "warning", "error"]
+
 
 class State:
     """Shared by the flows; ``now_ns`` and ``effects`` belong to the event being handled."""
@@ -76,7 +78,5 @@ class State:
         """Write to the journal."""
         self.effects.append(Append(record))
 
-    def log(
-        self, level: Literal["debug", "info", "warning", "error"], event: str, **fields: Any
-    ) -> None:
+    def log(self, level: Level, event: str, **fields: Any) -> None:
         self.effects.append(Log(level, event, fields))

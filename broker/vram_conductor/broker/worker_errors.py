@@ -5,6 +5,9 @@ from __future__ import annotations
 from vram_conductor.broker.links import WorkerLink
 from vram_conductor.protocol.errors import Code, ErrorInfo
 
+LEFT = "worker_left"
+"""Reason of a loss that was no accident."""
+
 
 def no_worker_error(device: str) -> ErrorInfo:
     """The device has no worker, or has been without one for too long."""
@@ -35,7 +38,7 @@ def left_error(device: str) -> ErrorInfo:
     """The worker said W_BYE."""
     return ErrorInfo(
         Code.UNAVAILABLE,
-        "worker_left",
+        LEFT,
         f"the worker of {device} was stopped; send the request again when it is back",
         retryable=True,
         retry_after_ms=2_000,
