@@ -150,6 +150,8 @@ def _lines(device: DeviceStatus, width: int) -> str:
     rows = []
     for line in device.promised.lines:
         here = resident.pop(line.key, None)
+        if not line.bytes and here is None:
+            continue  # room that was kept for what the device turned out not to need
         mark = "~" if line.unmeasured else ""
         rows.append(
             [line.key, mark + size(line.bytes), size(here.bytes) if here else "-", line.detail]

@@ -21,6 +21,7 @@ from vram_conductor.client import (
     doctor,
 )
 from vram_conductor.client.output import Output
+from vram_conductor.client.supervisor import FINAL_EXIT_CODES
 from vram_conductor.protocol.errors import Code, ConductorError, LedgerDeny
 
 EXIT_FAILED = 1
@@ -86,6 +87,8 @@ def exit_code(error: ConductorError) -> int:
     """Exit status that a script sees for an error."""
     if isinstance(error, LedgerDeny):
         return EXIT_DENIED
+    if error.reason == "broker_failed" and error.details.get("exit_code") in FINAL_EXIT_CODES:
+        return int(error.details["exit_code"])
     return _EXIT.get(error.info.code, EXIT_FAILED)
 
 

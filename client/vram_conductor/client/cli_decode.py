@@ -33,9 +33,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         "decode", parents=[talking(common)], help="say something to an agent", description=_ABOUT
     )
     decode.add_argument("agent", metavar="AGENT")
-    decode.add_argument(
-        "text", metavar="TEXT", nargs="?", default="-", help="'-' or nothing: read it from stdin"
-    )
+    decode.add_argument("text", metavar="TEXT", help="what to say; '-' reads it from stdin")
     decode.add_argument("--raw", action="store_true", help="plain text, no chat template")
     decode.add_argument("--system", metavar="TEXT", help="a system message before the first turn")
     decode.add_argument(
@@ -74,8 +72,7 @@ def _run(args: argparse.Namespace, output: Output) -> int:
         if result is None:
             return EXIT_INTERRUPTED
     output.value(result)
-    if not result.text.endswith("\n"):
-        output.text("")
+    output.end_line()
     if args.receipt:
         output.news(receipt(result.usage))
     return EXIT_INTERRUPTED if result.usage.stop_reason == "cancelled" else 0
@@ -120,7 +117,8 @@ def _stream(reply: Reply, output: Output) -> Result | None:
         output.news("cancelled before the first token; the conversation is as it was")
         return None
     output.text(result.text[shown:], end="")
-    output.news("cancelled; the conversation keeps what was said")
+    if result.usage.stop_reason == "cancelled":
+        output.news("cancelled; the conversation keeps what was said")
     return result
 
 

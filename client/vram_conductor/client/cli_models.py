@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from vram_conductor.protocol.catalogue import (
     model_path,
     packaged_catalogue,
 )
-from vram_conductor.protocol.config import WorkerConfig, load_config, models_dir
+from vram_conductor.protocol.config import load_config, models_dir, overlay
 from vram_conductor.protocol.errors import ConductorError
 from vram_conductor.protocol.stamp import read_stamp
 
@@ -29,19 +30,23 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     listing = verbs.add_parser("list", parents=[common], help="the catalogue and what is here")
     listing.set_defaults(run=_list)
     fetch = verbs.add_parser("pull", parents=[common], help="fetch models, verified by digest")
-    fetch.add_argument("name", nargs="+")
+    fetch.add_argument("name", metavar="NAME", nargs="+")
     fetch.add_argument(
         "--accept-licence", action="store_true", help="I accept the licences of gated models"
     )
     fetch.set_defaults(run=_pull)
-    check = verbs.add_parser("verify", parents=[common], help="hash the files that are here")
-    check.add_argument("name", nargs="*", help="default: all that are here")
+    check = verbs.add_parser(
+        "verify",
+        parents=[common],
+        help="compare what is here with the catalogue's digests",
+    )
+    check.add_argument("name", metavar="NAME", nargs="*", help="default: all that are here")
     check.set_defaults(run=_verify)
 
 
 def _places(args: argparse.Namespace) -> tuple[Catalogue, Path, Path]:
     """The catalogue, the models folder, the folder that relative paths start from."""
-    worker: WorkerConfig = load_config(find_config(args.config)).worker
+    worker = overlay(load_config(find_config(args.config)), os.environ).worker
     file = Path(worker.catalogue) if worker.catalogue else packaged_catalogue()
     return load_catalogue(file), models_dir(worker), file.parent
 
@@ -52,14 +57,17 @@ def _list(args: argparse.Namespace, output: Output) -> int:
     for entry in catalogue.model:
         path = model_path(entry, folder, base)
         state = _state(entry, path)
-        rows.append([entry.name, size(entry.size), str(entry.n_ctx), entry.licence, state])
+        n_ctx = str(entry.n_ctx or "-")
+        length = size(entry.size) if entry.size else "-"
+        rows.append([entry.name, length, n_ctx, entry.licence or "-", state])
         values.append(
             {"name": entry.name, "path": str(path), "bytes": entry.size, "state": state}
             | {"licence": entry.licence, "sha256": entry.sha256, "n_ctx": entry.n_ctx}
         )
     output.value({"models": values, "models_dir": str(folder)})
-    output.text(table(["name", "size", "n_ctx", "licence", "here"], rows, right=(1, 2)))
-    output.text(f"\nfiles are in {folder}; get one with: conductor models pull NAME")
+    header = ["name", "size", "n_ctx up to", "licence", "here"]
+    output.text(table(header, rows, right=(1, 2), width=output.width, squeeze=(3, 0)))
+    output.text(f"\nfiles are in {folder}\nget one with: conductor models pull NAME")
     return 0
 
 
@@ -86,7 +94,7 @@ def _pull(args: argparse.Namespace, output: Output) -> int:
             progress=output.progress,
         )
         verb = "fetched and verified" if done.fetched else "here, verified"
-        output.text(f"{done.name}: {verb}, {size(done.bytes)}, {done.path}")
+        output.text(f"{done.name}: {verb}, {size(done.bytes)}\n  {done.path}")
         values.append(
             {"name": done.name, "path": str(done.path), "bytes": done.bytes}
             | {"sha256": done.sha256, "fetched": done.fetched}
@@ -111,4 +119,6 @@ def _verify(args: argparse.Namespace, output: Output) -> int:
             output.complain(error)
             values.append({"name": entry.name, "ok": False, "reason": error.reason})
     output.value({"models": values})
+    if not entries:
+        output.text("no model is here; get one with: conductor models pull NAME")
     return 1 if failed else 0

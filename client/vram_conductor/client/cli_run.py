@@ -15,10 +15,10 @@ from typing import Any, NoReturn
 
 from vram_conductor.client.defaults import find_config, make_default
 from vram_conductor.client.output import Output
-from vram_conductor.client.supervisor import FINAL_EXIT_CODES, Supervisor
+from vram_conductor.client.supervisor import Supervisor
 from vram_conductor.client.up_lock import UpLock
 from vram_conductor.protocol.config import Config, load_config, overlay, state_dir
-from vram_conductor.protocol.errors import FailedPrecondition, InvalidArgument, Unavailable
+from vram_conductor.protocol.errors import FailedPrecondition, InvalidArgument
 
 PARTS = ("broker", "worker")
 _WORKER_NEEDS = ("llama_cpp", "numpy", "jinja2", "xxhash", "psutil")
@@ -38,6 +38,11 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         parents=[common],
         help="start and supervise a broker and this box's workers",
         description=_UP,
+    )
+    up.add_argument(
+        "--log-level",
+        choices=["debug", "info", "warning", "error"],
+        help="of broker and workers (default: warning on a terminal, else info)",
     )
     up.set_defaults(run=_up)
     for part in PARTS:
@@ -64,18 +69,18 @@ def _up(args: argparse.Namespace, output: Output) -> int:
     if devices:
         check_worker_packages()
     lock = UpLock(state_dir(config.broker))
-    supervisor = Supervisor(path, devices, drain_s=config.broker.drain_ms / 1000, say=output.news)
+    logging = ["--log-level", args.log_level or ("warning" if sys.stderr.isatty() else "info")]
+    supervisor = Supervisor(
+        path,
+        devices,
+        broker_args=logging,
+        worker_args=logging,
+        drain_s=config.broker.drain_ms / 1000,
+        say=output.news,
+    )
     try:
-        with _stopping(supervisor, output):
-            try:
-                endpoints = supervisor.start()
-            except Unavailable as error:
-                code = error.details.get("exit_code")
-                if code not in FINAL_EXIT_CODES:
-                    raise
-                output.complain(error)
-                return int(code)
-            if endpoints:
+        with _stopping(supervisor):
+            if endpoints := supervisor.start():
                 _announce(output, endpoints, devices)
             code = supervisor.run()
             output.news("stopped" if code == 0 else "stopped: see above")
@@ -86,13 +91,15 @@ def _up(args: argparse.Namespace, output: Output) -> int:
 
 
 @contextlib.contextmanager
-def _stopping(supervisor: Supervisor, output: Output) -> Iterator[None]:
+def _stopping(supervisor: Supervisor) -> Iterator[None]:
     """SIGINT and SIGTERM drain; once more, and nothing is waited for."""
 
     def on_signal(number: int, frame: FrameType | None) -> None:
-        if supervisor.stop():
-            # Not through ``output``: the main thread may hold its lock.
-            os.write(2, b"\nstopping: what runs may finish; Ctrl-C again does not wait\n")
+        first = supervisor.stop()
+        text = "what runs may finish; Ctrl-C again does not wait" if first else "at once"
+        # Not through ``output``: the main thread may hold its lock.
+        with contextlib.suppress(OSError):
+            os.write(2, f"\nstopping: {text}\n".encode())
 
     numbers = [signal.SIGINT, signal.SIGTERM]
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup asks to stay

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 
-from vram_conductor.protocol.config import BrokerConfig, runtime_dir
+from vram_conductor.protocol.config import Config, overlay, runtime_dir
+from vram_conductor.protocol.errors import Unavailable
+from vram_conductor.protocol.ipc_path import private_folder
 
 _HEADER = """\
 # Made by `conductor up` because no configuration file was given; it describes this box.
@@ -57,10 +60,24 @@ def make_default() -> Path:
 
     Returns:
         The file's path.
+
+    Raises:
+        FailedPrecondition: ``unsafe_directory``: the runtime folder is open to others.
+        Unavailable: ``runtime_dir_unusable``.
     """
-    folder = runtime_dir(BrokerConfig())
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    folder = runtime_dir(overlay(Config(), os.environ).broker)
     path = folder / "default.toml"
-    path.write_text(default_text(gpu_indexes(), memory_bytes))
+    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        private_folder(folder)
+        # Whole or not at all: the children of a conductor that is up may read it just now.
+        with tempfile.NamedTemporaryFile("w", dir=folder, delete=False) as part:
+            part.write(default_text(gpu_indexes(), memory_bytes))
+        Path(part.name).replace(path)
+    except OSError as error:
+        raise Unavailable(
+            "runtime_dir_unusable",
+            f"cannot write {path}: {error.strerror}; set XDG_RUNTIME_DIR or give a --config",
+            path=str(path),
+        ) from None
     return path

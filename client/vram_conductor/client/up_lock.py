@@ -38,7 +38,7 @@ class UpLock:
             self.release()
             raise AlreadyExists(
                 "already_up",
-                f"conductor is up already, with pid {holder or 'unknown'}: look at it with "
+                f"one is up already, with pid {holder or 'unknown'}: look at it with "
                 f"`conductor status`, stop it with Ctrl-C there or `kill {holder or 'PID'}`; for "
                 "a second one set broker.state_dir and broker.runtime_dir",
                 pid=int(holder) if holder.isdigit() else None,

@@ -74,7 +74,7 @@ def claim_ipc(path: str) -> IpcPath:
     """
     target = Path(path)
     try:
-        _private_folder(target.parent)
+        private_folder(target.parent)
         claimed = IpcPath(target, _lock(target))
     except OSError as error:
         raise Unavailable(
@@ -91,7 +91,13 @@ def claim_ipc(path: str) -> IpcPath:
     return claimed
 
 
-def _private_folder(folder: Path) -> None:
+def private_folder(folder: Path) -> None:
+    """Create ``folder`` for its owner only, or make sure that it is so.
+
+    Raises:
+        FailedPrecondition: ``unsafe_directory``.
+        OSError: it cannot be created.
+    """
     if not folder.parent.exists():
         folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with suppress(FileExistsError):
