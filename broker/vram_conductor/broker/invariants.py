@@ -41,6 +41,7 @@ def _validate_ledgers(state: State, registration: Registration, reload: Reload) 
                 assert agent.device == device.id
                 assert agent.state != "suspended"
     assert all(count == 1 for count in held.values())
+    assert all(state.registry.find(key) for key in reload)
     for agent in state.registry:
         assert agent.key not in pending
         assert (agent.state == "loading") == (agent.key in reload)

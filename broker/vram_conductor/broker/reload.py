@@ -7,7 +7,7 @@ and is tried again when bytes become free.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import msgspec
@@ -69,6 +69,9 @@ class Reload:
 
     def __contains__(self, key: AgentKey) -> bool:
         return key in self._returns
+
+    def __iter__(self) -> Iterator[AgentKey]:
+        return iter(self._returns)
 
     def welcomed(self, device: Device) -> None:
         """The device has a worker: bring back its agents, those with promised bytes first."""
