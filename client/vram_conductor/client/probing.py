@@ -10,10 +10,12 @@ from typing import Any
 
 import msgspec
 
-from vram_conductor.protocol.errors import FailedPrecondition
+from vram_conductor.protocol.errors import FailedPrecondition, Internal
 from vram_conductor.protocol.values import KVType
 
 PROBE_S = 120.0
+_NOT_INSTALLED = ("ModuleNotFoundError", "ImportError", "OSError", "RuntimeError")
+"""What importing a missing or broken library raises."""
 
 
 def probe(*arguments: str) -> Any:
@@ -21,7 +23,8 @@ def probe(*arguments: str) -> Any:
 
     Raises:
         FailedPrecondition: ``worker_missing``: the worker's packages are not installed, or are
-            broken; the message has the last line of what they said.
+            broken.
+        Internal: ``probe_failed``: anything else; both have the last line of what it said.
     """
     command = [sys.executable, "-m", "vram_conductor.worker.probe", *arguments]
     try:
@@ -29,16 +32,19 @@ def probe(*arguments: str) -> Any:
             command, capture_output=True, text=True, timeout=PROBE_S, stdin=subprocess.DEVNULL
         )
     except subprocess.TimeoutExpired:
-        raise FailedPrecondition(
-            "worker_missing", f"the worker's probe gave no answer within {PROBE_S:.0f} s"
+        raise Internal(
+            "probe_failed", f"the worker's probe gave no answer within {PROBE_S:.0f} s"
         ) from None
     if result.returncode:
-        lines = [line for line in result.stderr.splitlines() if line.strip()] or ["no output"]
-        raise FailedPrecondition(
-            "worker_missing",
-            f"the worker cannot run here ({lines[-1].strip()}); install it with: "
-            "pip install 'vram-conductor[worker]'",
-        )
+        lines = [line for line in result.stderr.splitlines() if line.strip()]
+        last = lines[-1].strip() if lines else f"exit code {result.returncode}, no output"
+        if last.startswith(_NOT_INSTALLED):
+            raise FailedPrecondition(
+                "worker_missing",
+                f"the worker cannot run here ({last}); install it with: "
+                "pip install 'vram-conductor[worker]'",
+            )
+        raise Internal("probe_failed", f"the worker's probe failed: {last}")
     return msgspec.json.decode(result.stdout)
 
 
@@ -48,8 +54,9 @@ def estimates(
     """Dry runs of model files on the cpu.
 
     Returns:
-        Per file ``weights_bytes``, ``pool_bytes``, ``state_bytes``, ``info`` and, with
-        ``fit_bytes`` (for weights and pool together), ``fit_cells``; or ``error``.
+        Per file ``n_ctx`` (at most what the model was trained with), ``weights_bytes``,
+        ``pool_bytes``, ``state_bytes``, ``info`` and, with ``fit_bytes`` (for weights and pool
+        together), ``fit_cells``; or ``error``. Sizes in bytes.
     """
     flags = ["--n-ctx", str(n_ctx), "--kv-type", kv_type]
     if fit_bytes is not None:

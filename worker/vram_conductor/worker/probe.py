@@ -18,8 +18,10 @@ from typing import Any
 
 import msgspec
 
-from vram_conductor.protocol.errors import ConductorError
-from vram_conductor.protocol.values import PoolShape
+from vram_conductor.protocol.errors import ConductorError, OutOfRange
+from vram_conductor.protocol.limits import N_CTX_PAD
+from vram_conductor.protocol.values import KVType, PoolShape
+from vram_conductor.worker.engine import Estimate, Estimator
 from vram_conductor.worker.llama.engine import LlamaEngine
 from vram_conductor.worker.llama.library import library
 from vram_conductor.worker.llama.options import EngineOptions
@@ -65,30 +67,50 @@ def probe_gpus() -> tuple[list[dict[str, Any]], str]:
 
 
 def probe_models(
-    paths: list[str], shape: PoolShape, n_ctx: int, fit_bytes: int | None
+    paths: list[str], n_ctx: int, kv_type: KVType, fit_bytes: int | None
 ) -> list[dict[str, Any]]:
     """A dry run of each file on the cpu; an error is the answer for that file only."""
     engine = LlamaEngine(EngineOptions())
-    answers: list[dict[str, Any]] = []
     try:
-        for path in paths:
-            try:
-                room = None
-                result = engine.estimator.estimate(path, Path(path).name, shape, n_ctx, None)
-                if fit_bytes is not None:
-                    room = max(0, fit_bytes - result.weights_bytes)
-                    result = engine.estimator.estimate(path, Path(path).name, shape, n_ctx, room)
-            except ConductorError as error:
-                answers.append({"path": path, "error": msgspec.to_builtins(error.info)})
-                continue
-            answers.append(
-                {"path": path, "info": msgspec.to_builtins(result.info)}
-                | {"weights_bytes": result.weights_bytes, "pool_bytes": result.pool_bytes}
-                | {"state_bytes": result.state_bytes, "fit_cells": result.fit_cells}
-            )
+        return [
+            {"path": path} | _dry_run(engine.estimator, path, n_ctx, kv_type, fit_bytes)
+            for path in paths
+        ]
     finally:
         engine.close()
-    return answers
+
+
+def _dry_run(
+    estimator: Estimator, path: str, n_ctx: int, kv_type: KVType, fit_bytes: int | None
+) -> dict[str, Any]:
+    """At ``n_ctx``, or at what the model was trained with if that is less."""
+
+    def ask(room: int | None) -> Estimate:
+        cells = -(-n_ctx // N_CTX_PAD) * N_CTX_PAD
+        shape = PoolShape(cells=cells, slots=1, kv_type=kv_type)
+        return estimator.estimate(path, Path(path).name, shape, n_ctx, room)
+
+    try:
+        try:
+            result = ask(None)
+        except OutOfRange as error:
+            trained = error.details.get("n_ctx_train")
+            if not isinstance(trained, int) or not 0 < trained < n_ctx:
+                raise
+            n_ctx = trained
+            result = ask(None)
+        if fit_bytes is not None:
+            result = ask(max(0, fit_bytes - result.weights_bytes))
+    except ConductorError as error:
+        return {"error": msgspec.to_builtins(error.info)}
+    return {
+        "info": msgspec.to_builtins(result.info),
+        "n_ctx": n_ctx,
+        "weights_bytes": result.weights_bytes,
+        "pool_bytes": result.pool_bytes,
+        "state_bytes": result.state_bytes,
+        "fit_cells": result.fit_cells,
+    }
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -110,12 +132,14 @@ def main(argv: list[str] | None = None) -> int:
     if args.verb == "host":
         value = probe_host()
     elif args.verb == "requantise":
-        requantise(args.source, args.target, args.kind)
+        try:
+            requantise(args.source, args.target, args.kind)
+        except ConductorError as error:
+            sys.stderr.write(f"{error.info.message}\n")
+            return 1
         value = {"bytes": Path(args.target).stat().st_size}
     else:
-        cells = -(-args.n_ctx // 256) * 256
-        shape = PoolShape(cells=cells, slots=1, kv_type=args.kv_type)
-        value = probe_models(args.path, shape, args.n_ctx, args.fit_bytes)
+        value = probe_models(args.path, args.n_ctx, args.kv_type, args.fit_bytes)
     sys.stdout.write(msgspec.json.encode(value).decode() + "\n")
     return 0
 
