@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from llama_cpp import _ggml
+from llama_cpp import llama_cpp as ll
 
 _SCALAR_BYTES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 _STRING, _ARRAY = 8, 9
@@ -30,8 +30,12 @@ HOST_TENSORS = frozenset(
 """Input tensors, looked up row by row: llama.cpp keeps them on the host. (llama-arch.cpp,
 LLM_TENSOR_LAYER_INPUT)"""
 
+# ggml's own functions are found through libllama, which is linked to it: the shared objects beside
+# it have other names in other builds.
+_ggml = ll._lib
+
 for _name in ("ggml_type_size", "ggml_blck_size", "ggml_is_quantized"):
-    _function = getattr(_ggml.libggml, _name)
+    _function = getattr(_ggml, _name)
     _function.argtypes = [ctypes.c_int]
     _function.restype = {
         "ggml_type_size": ctypes.c_size_t,
@@ -50,8 +54,8 @@ class Tensor:
 
     def row_bytes(self, elements: int) -> int:
         """Bytes of so many elements, rounded up to whole blocks."""
-        size = int(_ggml.libggml.ggml_type_size(self.kind))
-        block = int(_ggml.libggml.ggml_blck_size(self.kind))
+        size = int(_ggml.ggml_type_size(self.kind))
+        block = int(_ggml.ggml_blck_size(self.kind))
         return -(-elements // block) * size
 
     @property
@@ -63,7 +67,7 @@ class Tensor:
         """What ggml-cuda allocates for it, alignment included."""
         size = self.bytes
         ragged = self.shape[0] % CUDA_ROW_PADDING
-        if ragged and _ggml.libggml.ggml_is_quantized(self.kind):
+        if ragged and _ggml.ggml_is_quantized(self.kind):
             size += self.row_bytes(CUDA_ROW_PADDING - ragged)
         return -(-size // CUDA_ALIGNMENT_BYTES) * CUDA_ALIGNMENT_BYTES
 
