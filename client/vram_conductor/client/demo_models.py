@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,7 +12,7 @@ from vram_conductor.client.output import Output
 from vram_conductor.client.probing import estimates, probe
 from vram_conductor.client.pull import find, pull
 from vram_conductor.protocol.catalogue import load_catalogue, model_path, packaged_catalogue
-from vram_conductor.protocol.config import WorkerConfig, models_dir
+from vram_conductor.protocol.config import Config, WorkerConfig, models_dir, overlay
 from vram_conductor.protocol.errors import Internal
 
 FIRST = "smollm2-135m"
@@ -29,6 +31,27 @@ class DemoModel:
     state_bytes: int
 
 
+def worker_config() -> WorkerConfig:
+    """Defaults and environment; the demo has no configuration file of its own."""
+    return overlay(Config(), os.environ).worker
+
+
+def catalogue_file() -> Path:
+    """The catalogue in use."""
+    named = worker_config().catalogue
+    return Path(named) if named else packaged_catalogue()
+
+
+def places(models: Sequence[DemoModel]) -> str:
+    """Lines of a configuration's ``[worker]`` section: where the models are."""
+    folders = sorted({str(model.path.parent) for model in models})
+    return (
+        f"model_dirs = {json.dumps(folders)}\n"
+        f"models_dir = {json.dumps(str(models_dir(worker_config())))}\n"
+        f"catalogue = {json.dumps(str(catalogue_file()))}\n"
+    )
+
+
 def prepare(output: Output, say: Callable[[str], None], n_ctx: int, gemma: bool) -> list[DemoModel]:
     """The first model and a second one: Gemma where it is here or was asked for (its notice is
     shown), else the first one requantised.
@@ -36,8 +59,8 @@ def prepare(output: Output, say: Callable[[str], None], n_ctx: int, gemma: bool)
     Raises:
         ConductorError: as ``pull`` and the probe.
     """
-    catalogue = load_catalogue()
-    folder, base = models_dir(WorkerConfig()), packaged_catalogue().parent
+    file = catalogue_file()
+    catalogue, folder, base = load_catalogue(file), models_dir(worker_config()), file.parent
     first = find(catalogue, FIRST)
     pulled = pull(first, folder, base, accept_licence=False, say=say, progress=output.progress)
     say(f"{first.name}: {first.licence}")
@@ -55,9 +78,12 @@ def prepare(output: Output, say: Callable[[str], None], n_ctx: int, gemma: bool)
         name = str(path)
         say(f"second model: {FIRST} requantised to Q8_0 ({SECOND} is used with --gemma)")
         if not path.exists():
-            part = path.with_suffix(".part")
-            probe("requantise", str(pulled.path), str(part))
-            part.replace(path)
+            part = path.with_suffix(f".part-{os.getpid()}")
+            try:
+                probe("requantise", str(pulled.path), str(part))
+                part.replace(path)
+            finally:
+                part.unlink(missing_ok=True)
     return _measured([(FIRST, pulled.path), (name, path)], n_ctx)
 
 

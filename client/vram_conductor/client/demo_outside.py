@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import struct
 import threading
 import time
@@ -10,6 +12,8 @@ from pathlib import Path
 PERIOD_S = 0.01
 _HALF_BYTES_OFFSET = 16
 _HEADER_BYTES = 12288
+_FLIPPED_OFFSET = 4096
+"""Of the byte in a half's payload: behind its own little header."""
 
 
 def resident_bytes(pid: int) -> int:
@@ -44,6 +48,13 @@ class PeakMemory:
         return self.peak_bytes
 
 
+def kill(pid: int) -> bool:
+    """``kill -9``; True once the process is gone."""
+    assert pid > 1, "0 and -1 mean everybody"
+    os.kill(pid, signal.SIGKILL)
+    return wait_dead(pid, 10)
+
+
 def wait_dead(pid: int, seconds: float) -> bool:
     """Wait until a process is gone (a zombie counts as gone)."""
     until = time.monotonic() + seconds
@@ -61,6 +72,8 @@ def wait_dead(pid: int, seconds: float) -> bool:
 def flip_bytes(arena_dir: Path, agent: str) -> int:
     """Flip one payload byte in both halves of the arenas that belong to ``agent``.
 
+    Only while no worker has them: what is flipped before its checksum was made is not noticed.
+
     Returns:
         How many bytes were flipped (layout: the worker's ``arena_format``).
     """
@@ -74,7 +87,7 @@ def flip_bytes(arena_dir: Path, agent: str) -> int:
                 continue
             (half_bytes,) = struct.unpack_from("=Q", head, _HALF_BYTES_OFFSET)
             for half in range(2):
-                offset = _HEADER_BYTES + half * half_bytes + 4096
+                offset = _HEADER_BYTES + half * half_bytes + _FLIPPED_OFFSET
                 file.seek(offset)
                 byte = file.read(1)
                 if byte:

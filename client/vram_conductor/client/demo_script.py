@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from vram_conductor.client.receipts import Receipts
+from vram_conductor.client.receipts import MARGIN, Receipts
 from vram_conductor.client.reply import Reply, Result
 from vram_conductor.client.requests import DecodeOptions
 from vram_conductor.client.sync import Conductor
@@ -42,6 +42,12 @@ _STORY = (
 )
 _CODER_TURNS = [_CODE, "Name one bug in it.", "How would you fix it?"]
 _WRITER_TURNS = [_STORY, " The next morning,"]
+
+
+TERMS = """\
+Only one model's pool (its KV cells) fits beside the weights, so every turn swaps:
+  kv_swap_evicted   whose KV, and which pool, had to leave for this turn; KV goes to shared memory
+  kv_swap_restored  this agent's KV came back from there: its tokens are re-used, not computed"""
 
 
 @dataclass(frozen=True)
@@ -84,20 +90,21 @@ class Script:
             if turn.raw
             else agent.chat(turn.text, **options)
         )
-        result = self._finish(turn, reply)
-        if not quiet:
-            self._receipts.say(f"   {_line(result.usage)}")
+        if quiet:
+            return reply.result()
+        result = self._show(turn, reply)
+        self._receipts.say(f"   {_line(result.usage)}")
         return result
 
-    def _finish(self, turn: Turn, reply: Reply) -> Result:
+    def _show(self, turn: Turn, reply: Reply) -> Result:
         pieces = []
-        self._receipts.stream(f"   {turn.agent}> ")
+        self._receipts.stream(f"{MARGIN}{turn.agent}> ")
         for piece in reply:
             pieces.append(piece)
             self._receipts.stream(piece.replace("\n", " "))
         self._receipts.stream("\n")
         result = reply.result()
-        assert result.text == "".join(pieces)
+        assert result.text == "".join(pieces), "the stream is the whole answer"
         return result
 
     def cold(self, results: Sequence[Result]) -> Result:
@@ -112,13 +119,25 @@ class Script:
         return reply.result()
 
 
+def names(keys: Sequence[str]) -> str:
+    """``local/coder/main`` → ``coder``; ``pool:…`` → ``a pool``."""
+    short = []
+    for key in keys:
+        if key.startswith("pool:"):
+            short.append("a pool")
+        else:
+            parts = key.split("/")[1:] or [key]
+            short.append("/".join(part for part in parts if part != DEFAULT_CONVERSATION))
+    return ", ".join(short)
+
+
 def _line(usage: Usage) -> str:
     parts = [
         f"{usage.prompt_tokens} prompt tokens, {usage.reused_tokens} re-used",
         f"first token {duration(usage.ttft_ms)}",
     ]
     if usage.swap.evicted:
-        parts.append(f"evicted {', '.join(usage.swap.evicted)}")
+        parts.append(f"evicted {names(usage.swap.evicted)}")
     if usage.swap.restored:
         parts.append(f"restored {size(usage.swap.bytes)} in {duration(usage.swap.ms)}")
     if usage.reprefilled_tokens:

@@ -7,13 +7,14 @@ The demo, the benches and the integration tests run on it; it is the same code p
 from __future__ import annotations
 
 import json
+import os
 import secrets
 import shutil
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -21,6 +22,7 @@ from typing import Self
 
 from vram_conductor.client.supervisor import Supervisor
 from vram_conductor.client.sync import Conductor
+from vram_conductor.protocol.config import ENV_PREFIX
 from vram_conductor.protocol.errors import Unavailable
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -48,6 +50,11 @@ class StageDevice:
         )
 
 
+def private_environment(env: Mapping[str, str]) -> dict[str, str]:
+    """``env`` without what would lay itself over the stage's own configuration."""
+    return {name: value for name, value in env.items() if not name.startswith(ENV_PREFIX)}
+
+
 class Stage:
     """Context manager around a running system.
 
@@ -60,7 +67,8 @@ class Stage:
         endpoint: where clients connect.
         config: path of the configuration file.
         arena_dir: where this stage's parked states are.
-        log: what broker and workers wrote on stderr; gone with the stage.
+        log: what broker and workers write on stderr.
+        keep: set it, and ``folder`` (log, configuration, journal) outlives the stage.
     """
 
     def __init__(
@@ -78,8 +86,13 @@ class Stage:
         self.config = self.folder / "conductor.toml"
         self.config.write_text(self._text(devices, worker, broker))
         self.log = self.folder / "log"
+        self.keep = False
         self.supervisor = Supervisor(
-            self.config, [device.id for device in devices], log=self.log, say=say
+            self.config,
+            [device.id for device in devices],
+            log=self.log,
+            env=private_environment(os.environ),
+            say=say,
         )
         self._thread: threading.Thread | None = None
         self.endpoint = ""
@@ -129,14 +142,16 @@ class Stage:
                 time.sleep(POLL_S)
 
     def stop(self) -> None:
-        """Drain, stop every process, remove the folders."""
+        """Drain, stop every process, remove the folders. Idempotent."""
         self.supervisor.stop()
         if self._thread is not None:
             self._thread.join()
         self._clean()
 
     def _clean(self) -> None:
-        shutil.rmtree(self.folder, ignore_errors=True)
+        if not self.keep:
+            shutil.rmtree(self.folder, ignore_errors=True)
+        # Parked states take main memory: these always go.
         shutil.rmtree(self.arena_dir, ignore_errors=True)
 
     def __enter__(self) -> Self:

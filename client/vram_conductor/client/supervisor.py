@@ -126,17 +126,12 @@ class Supervisor:
         while not self._stops and code == 0:
             pause_s, living = 60.0, []
             for child in self.children:
-                if child.alive:
-                    living.append(child)
-                    continue
-                if child.restart_in_s is None and (code := self._died(child)):
+                if not child.alive and (code := self._look_after(child)):
                     break
-                due_s = child.restart_in_s
-                if due_s == 0.0:
-                    child.restarts += 1
-                    self._spawn(child)
-                elif due_s is not None:
-                    pause_s = min(pause_s, due_s)
+                if child.restart_in_s is None:
+                    living.append(child)
+                else:
+                    pause_s = min(pause_s, child.restart_in_s)
             else:
                 self._wait(pause_s, living)
         self.shutdown()
@@ -198,22 +193,29 @@ class Supervisor:
     def _look(self) -> str:
         return f"its message is in {self._log}" if self._log else "its message is above"
 
-    def _died(self, child: Child) -> int:
-        """Plan its restart; or return the exit code that says that this cannot help."""
-        assert child.process is not None
-        code = child.process.returncode
-        if code in FINAL_EXIT_CODES:
-            self._say(f"{child.name} gave up (exit code {code}); {self._look()}")
-            return int(code)
-        lived_s, pause_s = child.plan_restart()
+    def _look_after(self, child: Child) -> int:
+        """A dead child: plan its restart, start it when it is due; or return the exit code that
+        says that this cannot help."""
+        if child.restart_in_s is None:
+            assert child.process is not None
+            code = child.process.returncode
+            if code in FINAL_EXIT_CODES:
+                self._say(f"{child.name} gave up (exit code {code}); {self._look()}")
+                return int(code)
+            self._say(self._obituary(child, *child.plan_restart()))
+        elif child.restart_in_s == 0.0:
+            child.restarts += 1
+            self._spawn(child)
+        return 0
+
+    def _obituary(self, child: Child, lived_s: float, pause_s: float) -> str:
         hint = ""
         if child.failures >= PUZZLING_FAILURES:
             hint = f" ({child.failures} times in a row; {self._look()}, `conductor doctor` helps)"
-        self._say(
+        return (
             f"{child.name} (pid {child.pid}) died after {lived_s:.1f} s: {child.cause}; "
             f"starting it again in {pause_s:.2f} s{hint}"
         )
-        return 0
 
     def _wait_gone(self, children: Sequence[Child], timeout_s: float) -> None:
         """Until all of them have ended, or the time is over, or a second stop."""
