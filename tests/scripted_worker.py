@@ -166,6 +166,8 @@ class ScriptedWorker:
                     pool_bytes=self.loaded_sizes.get("pool_bytes", command.pool_bytes),
                 )
             case _:
+                if isinstance(command, c.Forget):
+                    self.transcripts.pop(command.conversation, None)
                 self.reply(command, c.WorkerOk)
 
     def _estimate(self, command: c.Estimate) -> None:
@@ -272,6 +274,7 @@ class ScriptedWorker:
             self.fail(run, Code.FAILED_PRECONDITION, "transcript_missing")
             return
         assert len(known) == run.transcript_tokens
+        self.transcripts[run.conversation] = known
         self.jobs[run.op] = Job(run, list(known))
 
     def job(self, agent: str, conversation: str = "main") -> Job:

@@ -191,6 +191,30 @@ class Machine:
             worker.held.clear()
             worker.ready()
 
+    def restart_broker(self, pick: Choice) -> None:
+        """kill -9 of the broker: workers and clients find a new one, with the journal."""
+        before = self.bench
+        self.bench = before.restart()
+        self.state = self.bench.core._state
+        self.bench.watch = self.watch
+        self.clients = [self.new_client() for _ in range(3)]
+        self.decodes.clear()
+        self.others.clear()
+        self.terminals.clear()
+        for worker in self.workers.values():
+            self.old_runs += [(worker, job.run) for job in worker.jobs.values()]
+            worker.jobs.clear()
+            worker.held.clear()
+            worker.bench = self.bench
+            worker.welcome = None
+            worker.seq = 0
+            if not worker.dead:
+                self.bench.workers[worker.peer] = worker
+                if pick.of([True, True, False]):
+                    worker.ready()
+                else:
+                    worker.ping()
+
     def held(self) -> list[tuple[ScriptedWorker, Any]]:
         return [(w, x) for w in self.workers.values() if not w.dead for x in w.held]
 
@@ -378,6 +402,7 @@ WEIGHTS = {
     "reset": 1,
     "cancel_register": 1,
     "long_time": 1,
+    "restart_broker": 1,
 }
 ACTIONS = [name for name, weight in WEIGHTS.items() for _ in range(weight)]
 
