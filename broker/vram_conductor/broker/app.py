@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import importlib.metadata
 import json
 import os
 import resource
@@ -47,6 +46,7 @@ from vram_conductor.protocol.errors import ConductorError, DataLoss, InvalidArgu
 from vram_conductor.protocol.ids import next_epoch
 from vram_conductor.protocol.messages import ClientMessage, Error
 from vram_conductor.protocol.sockets import listen
+from vram_conductor.protocol.version import VERSION
 
 CLIENT_HWM = 1_000
 """Messages that libzmq queues per client; what a client may leave unread costs that much memory."""
@@ -104,7 +104,7 @@ def run(options: Options, log: Logger) -> int:
         context = zmq.Context()
         stack.callback(context.term)
         clients, workers = _bind(options, context, log, stack)
-        core = Core(config, epoch, opened.restored, time.monotonic_ns(), _version())
+        core = Core(config, epoch, opened.restored, time.monotonic_ns(), VERSION)
         observe = _metrics(options, core, journal, (clients, workers), stack)
         loop = Loop(
             core,
@@ -158,13 +158,6 @@ def _to_client_instead(
 def _to_worker_instead(message: msgspec.Struct, error: ConductorError, log: Logger) -> None:
     """The limits of requests leave room for what a command adds: this would be our bug."""
     log("error", "broker.unsendable", type=type(message).__name__, reason=error.reason)
-
-
-def _version() -> str:
-    try:
-        return importlib.metadata.version("vram-conductor")
-    except importlib.metadata.PackageNotFoundError:
-        return ""
 
 
 def _new_epoch(opened: Opened, journal: Journal) -> int:

@@ -8,7 +8,6 @@ only. Processes are started by exec, never by a bare fork.
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 import logging
 import os
 import queue
@@ -33,6 +32,7 @@ from vram_conductor.protocol.config import (
     worker_endpoint,
 )
 from vram_conductor.protocol.errors import ConductorError, InvalidArgument
+from vram_conductor.protocol.version import VERSION
 from vram_conductor.worker import logs
 from vram_conductor.worker.arena_dir import ArenaDir
 from vram_conductor.worker.core import Core
@@ -100,7 +100,7 @@ def build(options: Options, inbox: Inbox, stack: ExitStack) -> EngineLoop:
     stack.callback(engine.close)
     identity = Identity(
         worker_epoch=time.time_ns(),
-        version=importlib.metadata.version("vram-conductor"),
+        version=VERSION,
         build=engine.build,
         base_bytes=sampler.measure_base(),
         host_total_bytes=store.capacity_bytes,
