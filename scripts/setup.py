@@ -13,18 +13,23 @@ from __future__ import annotations
 import argparse
 import hashlib
 import os
-import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 import venv
+from collections import deque
 from pathlib import Path
+
+from build_log import Doing, Step, bar, read
 
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 CONSTRAINTS = ROOT / "scripts" / "constraints.txt"
 LLAMA = "llama-cpp-python==0.3.36"
+TAIL_LINES = 40
+LOG_PERIOD_S = 15.0
 NEEDED_BYTES = 3_000_000_000
 CMAKE_DEFAULT = "-DLLAVA_BUILD=OFF"  # the multimodal part: 40 % of the compile time, unused here
 
@@ -50,14 +55,26 @@ def check_host() -> None:
 
 
 def check_compiler() -> None:
-    cc = os.environ.get("CC", "cc")
-    cxx = os.environ.get("CXX", "c++")
-    missing = [tool for tool in (cc, cxx) if shutil.which(tool) is None]
+    """A build that fails after a minute is a poor way to say that there is no compiler."""
+    advice = (
+        "llama-cpp-python is built from source. Debian, Ubuntu: apt-get install build-essential; "
+        "Fedora: dnf install gcc-c++ make"
+    )
+    cc, cxx = os.environ.get("CC", "cc"), os.environ.get("CXX", "c++")
+    missing = [tool for tool in (cc, cxx) if shutil.which(tool.split()[0]) is None]
     if missing:
-        fail(
-            f"no compiler ({', '.join(missing)}): llama-cpp-python is built from source. "
-            "Debian, Ubuntu: apt-get install build-essential; Fedora: dnf install gcc-c++ make"
+        fail(f"no compiler ({', '.join(missing)}): {advice}")
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "probe.cpp"
+        source.write_text("#include <vector>\nint main() { return std::vector<int>().size(); }\n")
+        result = subprocess.run(
+            [*cxx.split(), str(source), "-o", str(source.with_suffix(""))],
+            capture_output=True,
+            text=True,
         )
+    if result.returncode:
+        sys.stdout.write(result.stderr)
+        fail(f"{cxx} cannot compile a small program (its message is above): {advice}")
 
 
 def fingerprint() -> str:
@@ -73,57 +90,113 @@ def python() -> str:
     return str(VENV / "bin" / "python")
 
 
-def pip(*args: str) -> None:
-    command = [python(), "-m", "pip", "install", "--disable-pip-version-check", "-q"]
-    if subprocess.run([*command, "-c", str(CONSTRAINTS), *args], cwd=ROOT).returncode:
-        fail("pip failed (see above); check the network or your package index, then run it again")
+class Screen:
+    """One living line on a terminal; in a log a line now and then."""
+
+    def __init__(self) -> None:
+        self.tty = sys.stdout.isatty()
+        self._start = time.monotonic()
+        self._last = -LOG_PERIOD_S
+        self._drawn = False
+
+    def show(self, news: Step | Doing) -> None:
+        now = time.monotonic()
+        text = bar(news, now - self._start) if isinstance(news, Step) else news.text
+        if self.tty:
+            width = shutil.get_terminal_size((80, 24)).columns - 1
+            sys.stdout.write(f"\r{('setup: ' + text)[:width]}\x1b[K")
+            sys.stdout.flush()
+            self._drawn = True
+        elif isinstance(news, Step) and now - self._last >= LOG_PERIOD_S:
+            self._last = now
+            say(text)
+        elif isinstance(news, Doing) and news.large:
+            say(text)
+
+    def clear(self) -> None:
+        if self._drawn:
+            self._drawn = False
+            sys.stdout.write("\r\x1b[K")
+            sys.stdout.flush()
 
 
-def progress(done: int, total: int, start: float) -> str:
-    width = 24
-    filled = width * done // max(total, 1)
-    bar = "#" * filled + "." * (width - filled)
-    return f"llama.cpp [{bar}] {done}/{total} files, {time.monotonic() - start:.0f} s"
-
-
-def install_llama() -> None:
-    """Build llama-cpp-python, turning the compiler's log into a progress line."""
-    probe = "import importlib.metadata as m; print(m.version('llama-cpp-python'))"
-    have = subprocess.run([python(), "-c", probe], capture_output=True, text=True)
-    if have.stdout.strip() == LLAMA.split("==")[1]:
-        return
-    check_compiler()
-    env = dict(os.environ)
-    env["CMAKE_ARGS"] = f"{CMAKE_DEFAULT} {env.get('CMAKE_ARGS', '')}".strip()
-    say(f"building {LLAMA} with CMAKE_ARGS={env['CMAKE_ARGS']!r}; five minutes on two cores")
-    command = [python(), "-m", "pip", "install", "--disable-pip-version-check", "-v"]
-    start, last, tail = time.monotonic(), 0.0, []
+def pip(*args: str, env: dict[str, str] | None = None) -> None:
+    """``pip install``, its log turned into progress; only a failure shows the end of the log."""
+    command = [python(), "-m", "pip", "install", "--disable-pip-version-check", "--no-input"]
+    tail: deque[str] = deque(maxlen=TAIL_LINES)
+    screen = Screen()
     with subprocess.Popen(
-        [*command, "-c", str(CONSTRAINTS), LLAMA],
+        [*command, "-c", str(CONSTRAINTS), *args],
+        cwd=ROOT,
         env=env,
+        stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
     ) as process:
         assert process.stdout is not None
-        for line in process.stdout:
-            tail = [*tail[-40:], line]
-            step = re.match(r"\s*\[(\d+)/(\d+)\]", line)
-            # A terminal gets a living line, a log one line every fifteen seconds.
-            period = 0.2 if sys.stdout.isatty() else 15.0
-            if step and time.monotonic() - last > period:
-                last = time.monotonic()
-                text = progress(int(step[1]), int(step[2]), start)
-                print(f"\r{text}" if sys.stdout.isatty() else text, end="", flush=True)
-                if not sys.stdout.isatty():
-                    print(flush=True)
+        try:
+            for line in process.stdout:
+                tail.append(line)
+                if news := read(line):
+                    screen.show(news)
+        finally:
+            screen.clear()
     if process.returncode:
         sys.stdout.write("".join(tail))
-        fail("building llama-cpp-python failed; the end of its log is above")
-    if sys.stdout.isatty():
-        print()
+        fail(
+            f"pip failed (exit code {process.returncode}; the end of its log is above): check the "
+            "network, your package index, or the compiler's message, then run it again"
+        )
+
+
+def run(*args: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([python(), *args], capture_output=True, text=True)
+
+
+def install_llama() -> None:
+    """Build llama-cpp-python, unless it is here in the wanted version, built as is wanted."""
+    extra = os.environ.get("CMAKE_ARGS", "")
+    wanted = f"{LLAMA} {CMAKE_DEFAULT} {extra}".strip()
+    stamp = VENV / "llama-stamp"
+    built = stamp.read_text() if stamp.exists() else f"{LLAMA} {CMAKE_DEFAULT}"
+    have = run("-c", "import importlib.metadata as m; print(m.version('llama-cpp-python'))")
+    here = have.stdout.strip() == LLAMA.split("==")[1]
+    if here and built == wanted:
+        return
+    check_compiler()
+    env = {**os.environ, "CMAKE_ARGS": f"{CMAKE_DEFAULT} {extra}".strip()}
+    say(f"building {LLAMA} with CMAKE_ARGS={env['CMAKE_ARGS']!r}; five minutes on two cores")
+    flags = ["-v"]
+    if extra:
+        # pip caches wheels by version only: one for another device may be among them.
+        flags += ["--no-cache-dir", "--no-binary", LLAMA.split("==")[0]]
+    if here:
+        flags += ["--force-reinstall", "--no-deps"]
+    start = time.monotonic()
+    pip(*flags, LLAMA, env=env)
+    stamp.write_text(wanted)
     say(f"llama.cpp is ready ({time.monotonic() - start:.0f} s)")
+
+
+def make_venv() -> None:
+    """A venv with a pip that runs; what an interrupted run has left is completed."""
+    try:
+        if not (VENV / "bin" / "python").exists():
+            say(f"creating {VENV.relative_to(ROOT)}")
+            venv.create(VENV, with_pip=True, clear=VENV.exists())
+        elif run("-m", "pip", "--version").returncode:
+            say(f"completing {VENV.relative_to(ROOT)}")
+            subprocess.run([python(), "-m", "ensurepip", "--default-pip"], check=True)
+    except subprocess.CalledProcessError:
+        fail(
+            f"{VENV.relative_to(ROOT)} cannot be made: Debian, Ubuntu: apt-get install "
+            "python3-venv; or remove it, and run this again with another PYTHON"
+        )
+    version = run("-c", "import sys; print(sys.version_info >= (3, 11))").stdout.strip()
+    if version != "True":
+        fail(f"{VENV.relative_to(ROOT)} has an old Python; remove it and run this again")
 
 
 def setup() -> None:
@@ -132,9 +205,7 @@ def setup() -> None:
     if stamp.exists() and stamp.read_text() == mark:
         return
     check_host()
-    if not (VENV / "bin" / "python").exists():
-        say(f"creating {VENV.relative_to(ROOT)}")
-        venv.create(VENV, with_pip=True, clear=VENV.exists())
+    make_venv()
     install_llama()
     say("installing the other dependencies")
     pip("-e", ".[broker,worker,dev]")
@@ -164,4 +235,8 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        say("interrupted; run it again, it goes on from here")
+        sys.exit(130)

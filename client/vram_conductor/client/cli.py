@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import os
 import signal
 import sys
@@ -68,6 +69,7 @@ def parser() -> argparse.ArgumentParser:
         ),
         allow_abbrev=False,
     )
+    top.add_argument("--version", action="version", version=f"conductor {_version()}")
     _add_common(top, json=False, config=None)
     # Absent there, so that `conductor --json status` is as good as `conductor status --json`.
     common = argparse.ArgumentParser(add_help=False)
@@ -76,6 +78,13 @@ def parser() -> argparse.ArgumentParser:
     for module in (cli_run, cli_agents, cli_decode, cli_models, doctor, cli_demo):
         module.add(commands, common)
     return top
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("vram-conductor")
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
 
 
 def _add_common(to: argparse.ArgumentParser, *, json: bool | str, config: str | None) -> None:
