@@ -160,7 +160,7 @@ class Accounts:
 
         Raises:
             AlreadyExists: ``agent_in_ledger``.
-            InvalidArgument: ``bad_n_ctx``, ``bad_slots``.
+            InvalidArgument: ``bad_value`` (n_ctx, slots).
         """
         self._check_new(agent)
         check_range("n_ctx", n_ctx, 1, limits.N_CTX_MAX)

@@ -28,7 +28,7 @@ class DeviceSpec:
         sample_max_age_ns: nothing is admitted on an older memory sample.
 
     Raises:
-        InvalidArgument: ``bad_bytes``, ``bad_admission_percent``, ``bad_sample_max_age_ns``.
+        InvalidArgument: ``bad_bytes``, ``bad_value``.
     """
 
     device: str

@@ -35,14 +35,15 @@ def check_range(name: str, value: int, low: int, high: int) -> int:
     """``value`` if it is an int in [low, high].
 
     Raises:
-        InvalidArgument: ``bad_<name>``.
+        InvalidArgument: ``bad_value``.
     """
     if type(value) is not int or not low <= value <= high:
         raise InvalidArgument(
-            f"bad_{name}",
+            "bad_value",
             f"{name} is {value!r}; it must be an int from {low} to {high}",
-            min=low,
-            max=high,
+            field=name,
+            minimum=low,
+            maximum=high,
         )
     return value
 
@@ -76,8 +77,7 @@ class Claim:
         label: free text for people, for example the file's name.
 
     Raises:
-        InvalidArgument: ``bad_bytes``, ``bad_n_ctx``, ``bad_slots``, ``bad_model``,
-            ``bad_shape``.
+        InvalidArgument: ``bad_bytes``, ``bad_value``, ``bad_model``, ``bad_shape``.
     """
 
     agent: AgentKey

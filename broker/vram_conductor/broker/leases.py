@@ -18,7 +18,7 @@ def make_lease(name: str, lease_bytes: int, ttl_ns: int | None, now_ns: int) -> 
     """A lease that ends ``ttl_ns`` from now (None: never).
 
     Raises:
-        InvalidArgument: ``bad_lease``, ``bad_bytes``, ``bad_ttl_ns``.
+        InvalidArgument: ``bad_lease``, ``bad_bytes``, ``bad_value``.
     """
     if not name or len(name) > limits.NAME_CHARS_MAX:
         raise InvalidArgument(
@@ -29,7 +29,7 @@ def make_lease(name: str, lease_bytes: int, ttl_ns: int | None, now_ns: int) -> 
 
 
 def expiry(ttl_ns: int | None, now_ns: int) -> int | None:
-    """When a lease of ``ttl_ns`` ends. Raises InvalidArgument ``bad_ttl_ns``."""
+    """When a lease of ``ttl_ns`` ends. Raises InvalidArgument ``bad_value``."""
     return None if ttl_ns is None else now_ns + check_range("ttl_ns", ttl_ns, 1, TTL_NS_MAX)
 
 

@@ -200,7 +200,7 @@ class Ledger(Accounts):
 
         Raises:
             AlreadyExists: ``lease_exists``.
-            InvalidArgument: ``bad_lease``, ``bad_bytes``, ``bad_ttl_ns``.
+            InvalidArgument: ``bad_lease``, ``bad_bytes``, ``bad_value``.
         """
         self._leases.sweep(now_ns)
         lease = make_lease(name, lease_bytes, ttl_ns, now_ns)
@@ -225,7 +225,7 @@ class Ledger(Accounts):
         """Move the expiry; None if there is no such lease (any more).
 
         Raises:
-            InvalidArgument: ``bad_ttl_ns``.
+            InvalidArgument: ``bad_value``.
         """
         self._leases.sweep(now_ns)
         return self._leases.renew(name, expiry(ttl_ns, now_ns))
