@@ -129,7 +129,8 @@ def bar(parts: Sequence[tuple[str, int]], total: int, width: int) -> str:
     edge = 0
     for mark, value in parts:
         edge += max(0, value)
-        upto = round(width * edge / total)
+        # Cut before drawing: what is over may be many times the total.
+        upto = round(width * min(edge, total) / total)
         if value > 0:
             upto = max(upto, len(cells) + 1)
         cells += mark * (upto - len(cells))

@@ -1,0 +1,258 @@
+"""The picture that ``conductor status`` draws."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from vram_conductor.client.board import render
+from vram_conductor.client.board_agents import CONVERSATIONS_SHOWN_MAX, render_agents, who
+from vram_conductor.protocol.errors import Code, ErrorInfo
+from vram_conductor.protocol.status import (
+    AgentStatus,
+    ConversationStatus,
+    DeviceStatus,
+    JobStatus,
+    LedgerStatus,
+    StatusReport,
+    WorkerStatus,
+)
+from vram_conductor.protocol.values import Line, Memory
+
+MIB = 1 << 20
+DENY = (
+    "VRAM_LEDGER_DENY code=CAP device=cpu requested=136MiB allocated=374MiB foreign=0B "
+    "max=382MiB short_by=128MiB largest_n_ctx=2304"
+)
+
+
+def agent(name: str = "coder", **fields: Any) -> AgentStatus:
+    whole: dict[str, Any] = {
+        "principal": "local",
+        "agent": name,
+        "model": "smollm2-135m",
+        "model_id": "0c9de4d59d88",
+        "device": "cpu",
+        "state": "ready",
+        "n_ctx": 2048,
+    }
+    return AgentStatus(**{**whole, **fields})
+
+
+def talk(name: str = "main", tokens: int = 100, **fields: Any) -> ConversationStatus:
+    return ConversationStatus(conversation=name, tokens=tokens, version=1, **fields)
+
+
+def device(**fields: Any) -> DeviceStatus:
+    lines = [
+        Line("weights:0c9de4d59d88", 92 * MIB, detail="smollm2-135m"),
+        Line("weights:ff6ebc951e78", 235 * MIB, detail="gemma3-270m"),
+        Line("scratch:0c9de4d59d88", 0),
+        Line("pool:0c9de4d59d88@f16", 92 * MIB, detail="4096 cells, 1 slot, 1 agent"),
+        Line("pool:ff6ebc951e78@f16", 20 * MIB, unmeasured=True, detail="4096 cells, 1 slot"),
+    ]
+    whole: dict[str, Any] = {
+        "device": "cpu",
+        "kind": "cpu",
+        "name": "Some Processor @ 2.20GHz",
+        "promised": LedgerStatus(cap_bytes=2048 * MIB, promised_bytes=419 * MIB, lines=lines),
+        "host": LedgerStatus(cap_bytes=2048 * MIB, promised_bytes=104 * MIB),
+        "resident": [lines[0], Line("base", 300 * MIB)],
+        "resident_bytes": 392 * MIB,
+        "parked": [Line("parked:local/coder/main", 3 * MIB)],
+        "memory": Memory(used_bytes=1000 * MIB, own_bytes=392 * MIB, foreign_bytes=608 * MIB),
+        "sample_age_ms": 600,
+        "budget_bytes": 1440 * MIB,
+        "swaps": 3,
+        "worker": WorkerStatus(
+            worker="cpu@box",
+            worker_epoch=1,
+            pid=13318,
+            host="box",
+            version="1",
+            build="b",
+            mechanism_note="states are copied between slots and shared memory",
+        ),
+    }
+    return DeviceStatus(**{**whole, **fields})
+
+
+def report(**fields: Any) -> StatusReport:
+    whole: dict[str, Any] = {
+        "broker_epoch": 5,
+        "version": "0.1.0",
+        "uptime_ms": 32_050,
+        "sessions": 1,
+        "devices": [device()],
+        "queued_max": 1024,
+    }
+    return StatusReport(**{**whole, **fields})
+
+
+def crowd() -> StatusReport:
+    """Twenty agents on two devices, long names, conversations, a suspended one, jobs."""
+    agents = [
+        agent(
+            f"researcher-number-{index}",
+            model="some-longer-model-name.Q4_K_M" if index % 2 else "gemma3-270m",
+            device="cuda:0" if index % 5 else "cpu",
+            state="suspended" if index == 3 else "ready",
+            kv_type="q8_0" if index % 3 else "f16",
+            reason=ErrorInfo(Code.RESOURCE_EXHAUSTED, "VRAM_LEDGER_DENY", DENY)
+            if index == 3
+            else None,
+            conversations=[
+                talk("main", 1000 * index, where="slot", parked_bytes=9 * MIB),
+                talk("plan-of-the-whole-day", 1000 * index, where="parked", parked_bytes=9 * MIB),
+            ][: index % 3],
+        )
+        for index in range(20)
+    ]
+    jobs = [
+        JobStatus(
+            job=index,
+            principal="local",
+            agent="researcher-number-1",
+            conversation="plan-of-the-whole-day",
+            device="cpu",
+            state="queued",
+            attempt=1 + index % 2,
+            age_ms=70_000,
+        )
+        for index in range(30)
+    ]
+    trouble = "No space left on device: the journal is not written; free some space"
+    return report(
+        agents=agents,
+        agents_total=25,
+        jobs=jobs,
+        queued=30,
+        journal_trouble=trouble,
+        devices=[device(), device(device="cuda:0", kind="cuda", mode="timeshare")],
+    )
+
+
+@pytest.mark.parametrize("width", [80, 90, 100, 140])
+def test_twenty_agents_fit_into_the_terminal(width: int) -> None:
+    drawn = render(crowd(), width)
+    assert max(map(len, drawn.splitlines())) <= width
+    named = [line.split()[0] for line in drawn.splitlines() if line.startswith("rese")]
+    assert len(named) == 20
+    assert len(set(named)) == 20, "shortened names are still told apart"
+    assert "… and 10 more" in drawn
+
+
+def test_everything_a_report_says_is_there() -> None:
+    drawn = render(crowd(), 100)
+    for text in (
+        "25 agents, 20 of them yours",
+        "! agents and conversations are not saved now: No space left on device",
+        "! researcher-number-3 is suspended: VRAM_LEDGER_DENY",
+        "queue: 30 of 1024 waiting",
+        "queued, attempt 2",
+        "worker pid 13318 on box, idle",
+        "foreign 608 MiB",
+        "the worker may use 1.41 GiB",
+        "parked KV 3.00 MiB in shared memory, 104 MiB promised of 2.00 GiB; moved 3 times",
+        "smollm2-135m",
+    ):
+        assert text in " ".join(drawn.split()), text
+
+
+def test_the_bars() -> None:
+    lines = render(report(), 80).splitlines()
+    promised = next(line for line in lines if line.startswith("  promised ["))
+    resident = next(line for line in lines if line.startswith("  resident ["))
+    assert promised.index("]") == resident.index("]")
+    # 419 of 2048 MiB: pools take turns, so the second one is not drawn; then 608 foreign.
+    bar = promised[promised.index("[") + 1 : promised.index("]")]
+    width = len(bar)
+    assert bar.count("W") == pytest.approx(width * 327 / 2048, abs=1)
+    assert bar.count("P") == pytest.approx(width * 92 / 2048, abs=1)
+    assert bar.count("f") == pytest.approx(width * 608 / 2048, abs=1)
+    assert promised.endswith("1.00 GiB of 2.00 GiB (50 %)")
+    assert lines[lines.index(resident) + 1].split() == (
+        ["b", "base", "W", "weights", "P", "pool", "f", "foreign", ".", "free"]
+    )
+
+
+def test_the_lines() -> None:
+    lines = render(report(), 100).splitlines()
+    rows = {line.split()[0]: line.split()[1:] for line in lines if line.startswith("  ")}
+    assert rows["weights:0c9de4d59d88"] == ["92.0", "MiB", "92.0", "MiB", "smollm2-135m"]
+    assert rows["weights:ff6ebc951e78"][:3] == ["235", "MiB", "-"]
+    assert rows["pool:ff6ebc951e78@f16"][:3] == ["~20.0", "MiB", "-"]
+    assert rows["base"] == ["-", "300", "MiB"]
+    assert "scratch:0c9de4d59d88" not in rows, "nothing is promised and nothing is there"
+    assert any("pools take turns: the largest counts" in line for line in lines)
+
+
+def test_a_budget_that_is_the_cap_is_not_worth_a_word() -> None:
+    quiet = device(
+        budget_bytes=2048 * MIB,
+        memory=Memory(used_bytes=392 * MIB, own_bytes=392 * MIB, foreign_bytes=0),
+    )
+    drawn = render(report(devices=[quiet]), 80)
+    assert "the worker may use" not in drawn
+    assert "f foreign" not in drawn
+
+
+def test_a_device_without_worker_or_sample() -> None:
+    drawn = render(report(devices=[device(worker=None, memory=None, absent_ms=3_000)]), 80)
+    assert "! no worker for 3.00 s: agents wait, nothing is lost" in drawn
+    assert "! no memory sample yet" in drawn
+
+
+def test_nothing_at_all() -> None:
+    drawn = render(StatusReport(broker_epoch=1), 80)
+    assert "no device: add a [[device]] section" in drawn
+    assert "no agents; add one with: conductor register NAME --model MODEL" in drawn
+    empty = device(
+        promised=LedgerStatus(cap_bytes=0), resident=[], resident_bytes=0, parked=[], worker=None
+    )
+    assert "nothing is promised, nothing is resident" in render(report(devices=[empty]), 80)
+
+
+def test_one_device_needs_no_column() -> None:
+    assert "device" not in render_agents([agent(), agent("b")], 80)
+    assert "device" in render_agents([agent(), agent("b", device="cpu:1")], 80)
+
+
+def test_conversations() -> None:
+    talks = [
+        talk("plan", 50, where="parked", parked_bytes=3 * MIB),
+        talk("main", 100, where="slot"),
+        talk("old", 70),
+        talk("empty", 0),
+    ]
+    lines = render_agents([agent(conversations=talks)], 80).splitlines()
+    assert lines[1].split() == ["coder", "smollm2-135m", "ready", "2048", "100", "in", "slot", "-"]
+    assert lines[2].split() == ["/plan", "50", "parked", "3.00", "MiB"]
+    assert lines[3].split() == ["/old", "70", "gone", "-"]
+    assert lines[4].split() == ["/empty", "0", "-", "-"]
+    assert lines[5].startswith("KV gone: it is computed again")
+
+
+def test_many_conversations_are_counted() -> None:
+    talks = [talk(f"t{index}", 10, parked_bytes=MIB) for index in range(100)]
+    lines = render_agents([agent(conversations=talks)], 80).splitlines()
+    assert len(lines) == 1 + 1 + CONVERSATIONS_SHOWN_MAX + 1 + 1
+    assert lines[-2].split() == ["…", "96", "more", "960", "96.0", "MiB"]
+
+
+def test_who() -> None:
+    assert who("coder", "main") == "coder"
+    assert who("coder", "plan") == "coder/plan"
+
+
+def test_list_and_status_say_the_same_of_an_agent() -> None:
+    agents = [agent(), agent("b", conversations=[talk(where="slot")])]
+    assert render_agents(agents, 80) in render(report(agents=agents, agents_total=2), 80)
+
+
+def test_it_draws_what_came_over_the_wire() -> None:
+    whole = crowd()
+    again = msgspec.convert(msgspec.to_builtins(whole), StatusReport)
+    assert render(again, 80) == render(whole, 80)
