@@ -288,7 +288,10 @@ class FakeModel:
         self.pools.append(pool)
         return pool
 
-    def tokenize(self, text: str, *, first: bool) -> Tokens:
+    def token_bytes_max(self) -> int | None:
+        return max(len(text) for text in SPECIAL)
+
+    def tokenize(self, text: str, *, first: bool, most: int | None = None) -> Tokens:
         assert self.loaded
         ids: list[int] = []
         end = 0

@@ -174,6 +174,54 @@ def test_the_context_needs_room_for_one_token_more() -> None:
     assert caught.value.details == {"prompt_tokens": 2, "n_ctx": 2}
 
 
+@pytest.mark.parametrize("past", [transcript(), transcript(BOS, A)], ids=["fresh", "later"])
+def test_what_cannot_fit_is_refused_before_it_is_tokenised(
+    past: Transcript, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = model()
+    longest = one.token_bytes_max()
+    assert longest is not None
+    monkeypatch.setattr(one, "tokenize", None)
+    for continue_ in (False, True):
+        with pytest.raises(OutOfRange) as caught:
+            build(one, past, n_ctx=10, prompt="é" * (5 * longest + 1), continue_=continue_)
+        assert caught.value.reason == "prompt_too_long"
+        assert caught.value.details == {
+            "prompt_tokens": 10,
+            "n_ctx": 10,
+            "prompt_bytes": 10 * longest + 2,
+            "token_bytes_max": longest,
+        }
+        assert "at least 10 tokens" in caught.value.info.message
+
+
+def test_far_too_long_a_prompt_is_not_counted_to_its_end() -> None:
+    one = model()
+    asked: list[int | None] = []
+
+    def tokenize(text: str, *, first: bool, most: int | None = None) -> Tokens:
+        asked.append(most)
+        return FakeModel.tokenize(one, text, first=first)[: 25 if most else None]
+
+    one.tokenize = tokenize  # type: ignore[method-assign]
+    with pytest.raises(OutOfRange) as caught:
+        build(one, transcript(), n_ctx=10, prompt="x" * 60)
+    assert asked == [20]
+    assert caught.value.details == {"prompt_tokens": 20, "n_ctx": 10}
+    assert "at least 20 tokens" in caught.value.info.message
+    with pytest.raises(OutOfRange) as caught:
+        build(one, transcript(), n_ctx=10, prompt="x" * 15)
+    assert caught.value.details == {"prompt_tokens": 16, "n_ctx": 10}
+    assert "has 16 tokens" in caught.value.info.message
+
+
+def test_half_a_character_is_refused_at_any_length() -> None:
+    for text in ("x" * 20 + "\ud800", "\ud800"):
+        for past in (transcript(), transcript(BOS, A)):
+            with pytest.raises(InvalidArgument):
+                build(model(), past, n_ctx=10, prompt=text)
+
+
 def test_an_empty_continuation_of_nothing_is_refused() -> None:
     fields: dict[str, Any]
     for fields in ({"prompt": ""}, {"tokens": []}, {"messages": []}):

@@ -112,9 +112,16 @@ class Model(Protocol):
     def open_pool(self, shape: PoolShape) -> Pool:
         """Create a context. Raises ConductorError ``pool_failed``; nothing stays allocated."""
 
-    def tokenize(self, text: str, *, first: bool) -> Tokens:
-        """Ids of ``text`` with special tokens parsed. ``first``: the start of a transcript, so
-        BOS is added where the model wants it."""
+    def tokenize(self, text: str, *, first: bool, most: int | None = None) -> Tokens:
+        """Ids of ``text`` with special tokens parsed. Any thread, as are all methods up to
+        ``sampler``.
+
+        ``first``: the start of a transcript, so BOS is added where the model wants it. ``most``:
+        nobody has a use for more ids: where there are more, the last ones may be missing.
+        """
+
+    def token_bytes_max(self) -> int | None:
+        """Upper bound of the bytes of text that one token covers; None: there is none."""
 
     def joins(self) -> bool:
         """Whether text may be tokenised in pieces (False where the tokenizer adds a space in

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -23,6 +24,9 @@ from vram_conductor.worker.transcript import Transcript, check_ids
 _NO_IDS: Tokens = np.empty(0, np.int32)
 _QUESTION, _ANSWER = "question-5f1c", "answer-9e27"
 """Contents of the two-message stub; words that no template writes itself."""
+
+_COUNTED = 2
+"""A prompt that is too long is counted up to this many times the context."""
 
 
 @dataclass(frozen=True)
@@ -54,28 +58,57 @@ def build_prompt(model: Model, transcript: Transcript, run: Run, n_ctx: int) -> 
             f"give exactly one of messages, prompt and tokens, not {len(inputs)}",
             inputs=len(inputs),
         )
+    most = n_ctx * _COUNTED
     if run.tokens is not None:
         prompt = _from_tokens(model, transcript, run.tokens, append=run.continue_)
-    elif run.continue_:
-        prompt = _append_text(model, transcript, _new_text(model, transcript, run))
     else:
-        prompt = _match_text(model, transcript, _new_text(model, transcript, run))
+        text = _new_text(model, transcript, run)
+        _check_bytes(model, text, n_ctx)
+        build = _append_text if run.continue_ else _match_text
+        prompt = build(model, transcript, text, most)
     if len(prompt.ids) == 0:
         raise _empty_prompt()
     if len(prompt.ids) >= n_ctx:
-        raise OutOfRange(
-            "prompt_too_long",
-            f"the prompt has {len(prompt.ids)} tokens and the agent's context {n_ctx}, one of "
-            "which the answer needs; shorten the prompt, reset the conversation or register the "
-            "agent with a larger n_ctx",
-            prompt_tokens=len(prompt.ids),
-            n_ctx=n_ctx,
-        )
+        counted = run.tokens is not None or len(prompt.ids) <= most
+        raise _too_long(n_ctx, len(prompt.ids) if counted else most, exact=counted)
     return prompt
 
 
 def _empty_prompt() -> InvalidArgument:
     return InvalidArgument("empty_prompt", "the prompt has no tokens; send some text")
+
+
+def _too_long(n_ctx: int, tokens: int, *, exact: bool = True, **numbers: Any) -> OutOfRange:
+    return OutOfRange(
+        "prompt_too_long",
+        f"the prompt has {'' if exact else 'at least '}{tokens} tokens and the agent's context "
+        f"{n_ctx}, one of which the answer needs; shorten the prompt, reset the conversation or "
+        "register the agent with a larger n_ctx",
+        prompt_tokens=tokens,
+        n_ctx=n_ctx,
+        **numbers,
+    )
+
+
+def _check_bytes(model: Model, text: str, n_ctx: int) -> None:
+    """Refuse without tokenising what cannot fit, whatever its tokens are.
+
+    Raises:
+        OutOfRange: ``prompt_too_long``.
+        InvalidArgument: ``bad_text``: lone surrogates.
+    """
+    try:
+        size = len(text.encode())
+    except UnicodeEncodeError as error:
+        raise InvalidArgument("bad_text", f"the text is not valid Unicode: {error}") from None
+    if size < n_ctx:
+        # Short: nothing has to be known of the vocabulary, which may take a while to find out.
+        return
+    longest = model.token_bytes_max()
+    if longest is not None and size > n_ctx * longest:
+        raise _too_long(
+            n_ctx, size // longest, exact=False, prompt_bytes=size, token_bytes_max=longest
+        )
 
 
 def _from_tokens(
@@ -132,11 +165,11 @@ def _history(model: Model, transcript: Transcript) -> bytes:
     return transcript.text(lambda token: model.piece(token, special=True))
 
 
-def _append_text(model: Model, transcript: Transcript, text: str) -> Prompt:
+def _append_text(model: Model, transcript: Transcript, text: str, most: int) -> Prompt:
     record = transcript.ids.view()
     if len(record) == 0:
-        return Prompt(model.tokenize(text, first=True), 0)
-    more = model.tokenize(text, first=False) if text else _NO_IDS
+        return Prompt(model.tokenize(text, first=True, most=most), 0)
+    more = model.tokenize(text, first=False, most=most) if text else _NO_IDS
     if len(more) == 0 or model.joins() or _is_hard(model, int(record[-1]), more):
         return Prompt(np.concatenate([record, more]), len(record))
     try:
@@ -144,7 +177,7 @@ def _append_text(model: Model, transcript: Transcript, text: str) -> Prompt:
     except UnicodeDecodeError:
         # The transcript ends within a character: there is no whole text to tokenise.
         return Prompt(np.concatenate([record, more]), len(record))
-    ids = model.tokenize(whole, first=True)
+    ids = model.tokenize(whole, first=True, most=most)
     return Prompt(ids, common_prefix(record, ids))
 
 
@@ -153,19 +186,19 @@ def _is_hard(model: Model, before: int, after: Tokens) -> bool:
     return _is_control(model, before) or (len(after) > 0 and _is_control(model, int(after[0])))
 
 
-def _match_text(model: Model, transcript: Transcript, text: str) -> Prompt:
+def _match_text(model: Model, transcript: Transcript, text: str, most: int) -> Prompt:
     record = transcript.ids.view()
     if len(record) == 0:
-        return Prompt(model.tokenize(text, first=True), 0)
-    split = _split_text(model, transcript, text)
+        return Prompt(model.tokenize(text, first=True, most=most), 0)
+    split = _split_text(model, transcript, text, most)
     if split is not None and split.keep == len(record):
         return split
-    whole = model.tokenize(text, first=True)
+    whole = model.tokenize(text, first=True, most=most)
     keep = common_prefix(record, whole)
     return split if split is not None and split.keep > keep else Prompt(whole, keep)
 
 
-def _split_text(model: Model, transcript: Transcript, text: str) -> Prompt | None:
+def _split_text(model: Model, transcript: Transcript, text: str, most: int) -> Prompt | None:
     """The prompt as the transcript's tokens, as far as their text goes, and new ones."""
     record = transcript.ids.view()
     data, history = text.encode(), _history(model, transcript)
@@ -183,7 +216,7 @@ def _split_text(model: Model, transcript: Transcript, text: str) -> Prompt | Non
             rest = data[transcript.end_of(keep) - skip :].decode()
         except UnicodeDecodeError:
             continue
-        more = model.tokenize(rest, first=False) if rest else _NO_IDS
+        more = model.tokenize(rest, first=False, most=most) if rest else _NO_IDS
         joined = len(more) == 0 or (keep == len(record) and model.joins())
         if joined or _is_hard(model, int(record[keep - 1]), more):
             return Prompt(np.concatenate([record[:keep], more]), keep)

@@ -8,6 +8,7 @@ from vram_conductor.worker.llama.estimate import LlamaEstimator
 from vram_conductor.worker.llama.library import check_device, library
 from vram_conductor.worker.llama.model import LlamaModel
 from vram_conductor.worker.llama.options import EngineOptions
+from vram_conductor.worker.llama.vocabulary import Facts
 
 
 class LlamaEngine:
@@ -20,10 +21,11 @@ class LlamaEngine:
         self.build: str = library().build
         self.estimator = LlamaEstimator(options)
         self.estimator.start()
+        self._facts: dict[str, Facts] = {}
 
     def load(self, path: str, name: str) -> LlamaModel:
         """Load weights."""
-        return LlamaModel(path, name, self.options)
+        return LlamaModel(path, name, self.options, self._facts)
 
     def close(self) -> None:
         """End the estimator's child process; models and pools are closed by their owner."""
