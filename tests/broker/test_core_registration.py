@@ -346,7 +346,7 @@ def test_load_timeout_rolls_back_and_a_late_answer_is_stale() -> None:
 
 
 def test_worker_lost_while_loading_rolls_back() -> None:
-    bench = Bench()
+    bench = Bench(config_of(worker_wait_ms=0))
     worker = bench.worker()
     worker.auto -= {c.Load}
     client = bench.client()
@@ -360,7 +360,7 @@ def test_worker_lost_while_loading_rolls_back() -> None:
 
 
 def test_no_worker_says_what_to_do() -> None:
-    bench = Bench()
+    bench = Bench(config_of(worker_wait_ms=0))
     client = bench.client()
     error = client.error(client.register("coder"))
     assert (error.code, error.reason) == (Code.UNAVAILABLE, "no_worker")
@@ -459,7 +459,7 @@ def test_ephemeral_registration_goes_on_while_another_client_waits_for_it() -> N
 
 
 def test_waiters_of_one_registration_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vram_conductor.broker.registration.WAITERS_MAX", 2)
+    monkeypatch.setattr("vram_conductor.broker.lobby.WAITERS_MAX", 2)
     bench = Bench()
     worker = bench.worker()
     worker.auto -= {c.Load}

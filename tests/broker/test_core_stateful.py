@@ -368,7 +368,8 @@ class Machine:
         self.bench.advance(40_000, step_ms=2000)
         assert not list(self.state.jobs.live())
         assert not len(self.state.queue)
-        assert not len(self.bench.core._registration)
+        assert not len(self.bench.core._agents.registration)
+        assert not len(self.bench.core._agents.lobby)
         for device in self.state.devices.values():
             kept = {a.key for a in self.state.registry if a.device == device.id}
             assert set(device.ledger.agents()) <= kept

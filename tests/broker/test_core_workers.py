@@ -379,7 +379,7 @@ def test_estimates_of_many_returning_agents_are_asked_a_few_at_a_time() -> None:
 
 
 def test_estimates_that_wait_for_their_turn_end_with_the_worker() -> None:
-    bench = Bench()
+    bench = Bench(config_of(worker_wait_ms=0))
     worker = bench.worker()
     worker.auto -= {c.Estimate}
     client = bench.client()
@@ -390,7 +390,7 @@ def test_estimates_that_wait_for_their_turn_end_with_the_worker() -> None:
     assert len(worker.all(c.Estimate)) == 5
     bench.kill(worker)
     for rid in rids[1:6]:
-        assert client.error(rid).details["code"] == "NO_ESTIMATE"
+        assert client.error(rid).reason == "worker_lost"
 
 
 def test_promise_outlives_a_second_loss_while_loading_again() -> None:

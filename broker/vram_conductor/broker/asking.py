@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from vram_conductor.broker.commanding import Commander
 from vram_conductor.broker.devices import Device
+from vram_conductor.broker.errors import no_worker_error
 from vram_conductor.broker.links import OnLost, ReplyMessage
 from vram_conductor.broker.state import State
-from vram_conductor.broker.worker_errors import no_worker_error
 from vram_conductor.protocol.commands import Estimate
 from vram_conductor.protocol.errors import ErrorInfo
 

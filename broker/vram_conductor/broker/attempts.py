@@ -7,6 +7,7 @@ import msgspec
 from vram_conductor.broker.commanding import Commander
 from vram_conductor.broker.delivery import Delivery
 from vram_conductor.broker.ending import Ending
+from vram_conductor.broker.errors import CANCELLED, cancelled_error
 from vram_conductor.broker.jobs import ATTEMPTS_MAX, Job
 from vram_conductor.broker.links import ReplyMessage
 from vram_conductor.broker.registry import Conversation
@@ -17,7 +18,6 @@ from vram_conductor.protocol.errors import Code, ConductorError, ErrorInfo
 from vram_conductor.protocol.tokens import pack_tokens
 
 TRANSCRIPT_MISSING = "transcript_missing"
-CANCELLED = "cancelled"
 
 STOP_GRACE_MS = 120_000
 """A worker that does not answer CANCEL_RUN for so long is not waited for any more. Larger than
@@ -222,8 +222,3 @@ class Attempts:
         assert attempt is not None
         tokens = attempt.keep + len(attempt.prompt) // ID_BYTES + attempt.generated_tokens
         device.note_place(job.key, message.where, tokens, message.parked_bytes)
-
-
-def cancelled_error() -> ErrorInfo:
-    """The client asked for it."""
-    return ErrorInfo(Code.CANCELLED, CANCELLED, "cancelled as asked")

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from vram_conductor.broker.capacity import DeviceSpec
 from vram_conductor.broker.devices import Device
+from vram_conductor.broker.errors import unconfigured_error
 from vram_conductor.broker.ledger import Ledger
 from vram_conductor.broker.records import AgentRegistered
 from vram_conductor.broker.registry import Agent, Conversation
 from vram_conductor.broker.removal import Removal
 from vram_conductor.broker.restored import Restored
-from vram_conductor.broker.state import WORKER_WAIT_MS, State
+from vram_conductor.broker.state import JOBS_WAIT_MS, State
 from vram_conductor.protocol.commands import Ready
 from vram_conductor.protocol.config import DeviceConfig
-from vram_conductor.protocol.errors import Code, ErrorInfo
 from vram_conductor.protocol.values import DeviceInfo, DeviceKind
 
 
@@ -25,8 +25,7 @@ def configure(state: State, restored: Restored) -> None:
 def find_device(state: State, ready: Ready) -> Device | None:
     """The device that a worker names; created on the spot where none is configured at all."""
     name = ready.device.device
-    configured = [config.id for config in state.config.device]
-    if configured and name not in configured:
+    if not state.serves(name):
         return None
     if name not in state.devices:
         _add_device(state, DeviceConfig(id=name, kind=ready.device.kind), 0)
@@ -60,8 +59,8 @@ def _agent(state: State, record: AgentRegistered) -> Agent:
     name = record.device
     if name not in state.devices:
         _add_device(state, DeviceConfig(id=name, kind=_guess_kind(name)), 0)
-        if state.config.device:
-            agent.state, agent.reason = "suspended", unconfigured_error(name)
+    if not state.serves(name):
+        agent.state, agent.reason = "suspended", unconfigured_error(name)
     return agent
 
 
@@ -72,19 +71,8 @@ def _add_device(state: State, config: DeviceConfig, epoch: int) -> None:
     state.devices[config.id] = Device(
         config=config, ledger=Ledger(spec), absent_ns=state.now_ns, epoch=epoch
     )
-    state.timers.set(("absent", config.id), state.in_ms(WORKER_WAIT_MS))
+    state.timers.set(("absent", config.id), state.in_ms(JOBS_WAIT_MS))
 
 
 def _guess_kind(device: str) -> DeviceKind:
     return "cuda" if device.startswith("cuda") else "cpu"
-
-
-def unconfigured_error(device: str) -> ErrorInfo:
-    """An agent of the journal lives on a device that the configuration does not have any more."""
-    return ErrorInfo(
-        Code.FAILED_PRECONDITION,
-        "device_not_configured",
-        f"the agent lives on {device!r}, which is not configured any more: add the [[device]] "
-        "table again, or UNREGISTER and REGISTER the agent",
-        details={"device": device},
-    )

@@ -7,7 +7,6 @@ import msgspec
 from vram_conductor.broker.agent_desk import AgentDesk
 from vram_conductor.broker.effects import SendClient
 from vram_conductor.broker.job_desk import JobDesk
-from vram_conductor.broker.registration import Registration
 from vram_conductor.broker.removal import Removal
 from vram_conductor.broker.report import status_report
 from vram_conductor.broker.sessions import FEATURES, Session, announced_limits
@@ -46,13 +45,11 @@ class Clients:
         state: State,
         agents: AgentDesk,
         jobs: JobDesk,
-        registration: Registration,
         removal: Removal,
     ) -> None:
         self._state = state
         self._agents = agents
         self._jobs = jobs
-        self._registration = registration
         self._removal = removal
 
     def message(
@@ -82,7 +79,7 @@ class Clients:
             return
         self._state.timers.cancel(("session", peer))
         self._state.log("info", "session_closed", session=session.session, said_bye=said_bye)
-        self._registration.client_left(peer)
+        self._agents.client_left(peer)
         self._jobs.client_left(session, said_bye=said_bye)
         self._removal.session_ended(peer, session.ephemeral)
 
@@ -153,7 +150,7 @@ class Clients:
                 self.left(session.peer, said_bye=True)
 
     def _cancel(self, session: Session, message: Cancel) -> None:
-        if not self._registration.cancel(session.principal, message.rid):
+        if not self._agents.cancel(session.principal, message.rid):
             self._jobs.cancel(session, message.rid)
 
     def _watch(self, session: Session) -> None:

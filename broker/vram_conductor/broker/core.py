@@ -19,6 +19,7 @@ from vram_conductor.broker.dispatch import Dispatcher
 from vram_conductor.broker.drain import Drainage
 from vram_conductor.broker.effects import Effect
 from vram_conductor.broker.ending import Ending
+from vram_conductor.broker.errors import no_worker_error
 from vram_conductor.broker.estimates import Estimates
 from vram_conductor.broker.events import (
     ClientBad,
@@ -32,11 +33,10 @@ from vram_conductor.broker.events import (
     WorkerGone,
     WorkerMessageIn,
 )
-from vram_conductor.broker.fitting import Fitting
 from vram_conductor.broker.invariants import validate
 from vram_conductor.broker.job_desk import JobDesk
 from vram_conductor.broker.loading import Loading
-from vram_conductor.broker.registration import Registration
+from vram_conductor.broker.lobby import Who
 from vram_conductor.broker.registry import Agent
 from vram_conductor.broker.reload import Reload
 from vram_conductor.broker.removal import Removal
@@ -45,7 +45,6 @@ from vram_conductor.broker.residency import Samples
 from vram_conductor.broker.restored import Restored
 from vram_conductor.broker.state import State
 from vram_conductor.broker.timers import Key
-from vram_conductor.broker.worker_errors import no_worker_error
 from vram_conductor.broker.workers import WorkerHooks, Workers
 from vram_conductor.protocol.commands import Ready
 from vram_conductor.protocol.config import Config
@@ -83,18 +82,18 @@ class Core:
         self._jobs = JobDesk(state, delivery, attempts)
         asking = self._asking = Asking(state, commander)
         estimates, loading = Estimates(state, asking), Loading(state, commander)
-        self._reload = Reload(state, commander, estimates, loading, self._agent_suspended)
-        self._removal = Removal(state, commander, loading, self._reload, attempts)
-        agents = AgentDesk(state, self._reload, self._removal)
-        registration = self._registration = Registration(
-            state, commander, estimates, Fitting(state, asking), loading, agents.admitted
+        self._reload = Reload(
+            state, commander, estimates, loading, self._agent_suspended, self._agent_returned
         )
-        agents.registration = registration
-        self._clients = Clients(state, agents, self._jobs, registration, self._removal)
+        self._removal = Removal(state, commander, loading, self._reload, attempts)
+        agents = self._agents = AgentDesk(
+            state, commander, asking, estimates, loading, self._reload, self._removal
+        )
+        self._clients = Clients(state, agents, self._jobs, self._removal)
         self._samples = Samples(state, commander)
         hooks = WorkerHooks(self._worker_welcomed, self._worker_lost, self._samples.report)
         self._workers = Workers(state, commander, lambda ready: find_device(state, ready), hooks)
-        self._drainage = Drainage(state, commander, self._clients, registration, attempts)
+        self._drainage = Drainage(state, commander, self._clients, agents, attempts)
         configure(state, restored)
         restore(state, restored, self._removal)
 
@@ -144,7 +143,7 @@ class Core:
         Raises:
             AssertionError: our bug.
         """
-        validate(self._state, self._registration, self._reload)
+        validate(self._state, self._agents, self._reload)
 
     # --- what follows -------------------------------------------------------------------------
 
@@ -165,6 +164,7 @@ class Core:
     def _worker_welcomed(self, device: Device, ready: Ready) -> None:
         self._samples.welcomed(device, ready)
         self._reload.welcomed(device)
+        self._agents.worker_came(device)
         self._state.dispatch_due.add(device.id)
 
     def _worker_lost(self, device: Device, error: ErrorInfo) -> None:
@@ -173,6 +173,9 @@ class Core:
 
     def _agent_suspended(self, agent: Agent, error: ErrorInfo) -> None:
         self._jobs.fail_waiting(agent.device, error, agent.key)
+
+    def _agent_returned(self, agent: Agent, error: ErrorInfo | None, waiters: list[Who]) -> None:
+        self._agents.returned(agent, error, waiters)
 
     def _expire(self, key: Key) -> None:
         what, who = key
@@ -186,6 +189,8 @@ class Core:
                 job = state.jobs.find(who)
                 if job is not None:
                     self._ending.forget(job)
+            case ("guest", (bytes() as peer, bytes() as rid)):
+                self._agents.lobby.expire(peer, rid)
             case ("op", (str() as name, int() as op)):
                 self._commander.expire(state.devices[name], op)
             case ("worker", str()):

@@ -6,9 +6,9 @@ from vram_conductor.broker.attempts import Attempts
 from vram_conductor.broker.commanding import Commander
 from vram_conductor.broker.devices import Device
 from vram_conductor.broker.ending import Ending
+from vram_conductor.broker.errors import queue_timeout_error, timeout_error, transcript_error
 from vram_conductor.broker.jobs import Attempt, Job
 from vram_conductor.broker.registry import Agent, Conversation
-from vram_conductor.broker.restored import ID_BYTES
 from vram_conductor.broker.state import MS, State
 from vram_conductor.protocol import limits
 from vram_conductor.protocol.commands import Run
@@ -116,33 +116,3 @@ class Dispatcher:
             on_lost=lambda error: self._attempts.lost(job, error),
             raw=[] if known else [bytes(conversation.transcript)],
         )
-
-
-def timeout_error() -> ErrorInfo:
-    """``timeout_ms`` is over."""
-    return ErrorInfo(
-        Code.DEADLINE_EXCEEDED,
-        "timeout",
-        "the job was not finished within timeout_ms; what it generated stays in the conversation",
-    )
-
-
-def queue_timeout_error() -> ErrorInfo:
-    """``queue_ms`` is over."""
-    return ErrorInfo(
-        Code.DEADLINE_EXCEEDED,
-        "queue_timeout",
-        "the job was not started within queue_ms; nothing was changed; try again later",
-        retryable=True,
-    )
-
-
-def transcript_error(tokens: int) -> ErrorInfo:
-    """A worker could not be sent the conversation any more."""
-    limit = limits.FRAME_BYTES_MAX // ID_BYTES
-    return ErrorInfo(
-        Code.OUT_OF_RANGE,
-        "transcript_too_long",
-        f"the conversation has {tokens} tokens, the limit is {limit}: RESET it or use another",
-        details={"tokens": tokens, "limit": limit},
-    )

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from vram_conductor.broker.agent_desk import AgentDesk
 from vram_conductor.broker.attempts import Attempts
 from vram_conductor.broker.clients import Clients
 from vram_conductor.broker.commanding import Commander
 from vram_conductor.broker.effects import Exit
-from vram_conductor.broker.registration import Registration
+from vram_conductor.broker.errors import draining_error
 from vram_conductor.broker.state import State
 from vram_conductor.protocol.commands import Drain
-from vram_conductor.protocol.errors import Code, ErrorInfo
 
 
 class Drainage:
@@ -24,13 +24,13 @@ class Drainage:
         state: State,
         commander: Commander,
         clients: Clients,
-        registration: Registration,
+        agents: AgentDesk,
         attempts: Attempts,
     ) -> None:
         self._state = state
         self._commander = commander
         self._clients = clients
-        self._registration = registration
+        self._agents = agents
         self._attempts = attempts
         self.exited = False
 
@@ -41,8 +41,7 @@ class Drainage:
             self.give_up()
             return
         self._clients.go_away(drain_ms)
-        for pending in list(self._registration):
-            self._registration.abort(pending, draining_error())
+        self._agents.end(draining_error())
         for job in list(state.queue):
             self._attempts.stop(job, draining_error())
         state.draining = True
@@ -74,14 +73,3 @@ class Drainage:
         for job in list(state.jobs.live()):
             self._attempts.abandon(job, draining_error())
         state.effects.append(Exit(0))
-
-
-def draining_error() -> ErrorInfo:
-    """The broker is leaving."""
-    return ErrorInfo(
-        Code.UNAVAILABLE,
-        "draining",
-        "the broker is shutting down; send the request again when it is back",
-        retryable=True,
-        retry_after_ms=2_000,
-    )

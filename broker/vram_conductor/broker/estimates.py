@@ -15,6 +15,7 @@ from vram_conductor.broker.asking import Asking, Question
 from vram_conductor.broker.claims import Claim, pad_cells
 from vram_conductor.broker.decisions import Admit, Deny, Stale
 from vram_conductor.broker.devices import Device
+from vram_conductor.broker.errors import bad_reply_error
 from vram_conductor.broker.links import ReplyMessage
 from vram_conductor.broker.records import AgentSpec
 from vram_conductor.broker.state import State
@@ -48,6 +49,7 @@ class Inquiry:
         requests: per device the claim, or why there is none.
         models: what each device's worker says about the file.
         mistakes: answers that blame the request, per device.
+        lost: devices that lost their worker meanwhile.
         open: the unanswered questions, per device.
     """
 
@@ -58,6 +60,7 @@ class Inquiry:
     requests: dict[str, Claim | Deny] = field(default_factory=dict)
     models: dict[str, ModelInfo] = field(default_factory=dict)
     mistakes: dict[str, ErrorInfo] = field(default_factory=dict)
+    lost: set[str] = field(default_factory=set)
     open: dict[str, Question] = field(default_factory=dict)
     rounds: int = 0
 
@@ -123,7 +126,7 @@ class Estimates:
             case Failed():
                 self._failed(inquiry, device, message.error)
             case _:
-                self._failed(inquiry, device, unexpected(device, message))
+                self._failed(inquiry, device, bad_reply_error(device.id, message))
 
     def _estimated(self, inquiry: Inquiry, device: Device, message: Estimated) -> None:
         spec = inquiry.spec
@@ -140,6 +143,8 @@ class Estimates:
 
     def _failed(self, inquiry: Inquiry, device: Device, error: ErrorInfo) -> None:
         inquiry.open.pop(device.id, None)
+        if device.link is None:
+            inquiry.lost.add(device.id)
         file_bytes = error.details.get("file_bytes")
         deny = None
         if isinstance(file_bytes, int) and error.code in (
@@ -161,7 +166,9 @@ class Estimates:
         if len(inquiry.mistakes) == len(inquiry.devices):
             inquiry.on_answer(inquiry.mistakes[inquiry.devices[0]])
             return
-        ledgers = {name: self._state.devices[name].ledger for name in inquiry.devices}
+        devices = {name: self._state.devices[name] for name in inquiry.devices}
+        inquiry.lost |= {name for name, device in devices.items() if device.link is None}
+        ledgers = {name: device.ledger for name, device in devices.items()}
         answer = admission.place(ledgers, inquiry.requests, self._state.now_ns)
         if not isinstance(answer, Stale):
             inquiry.on_answer(answer)
@@ -181,14 +188,3 @@ class Estimates:
         del inquiry.requests[answer.device]
         self._send(inquiry, self._state.devices[answer.device], answer.shape)
         self._decide(inquiry)
-
-
-def unexpected(device: Device, message: ReplyMessage) -> ErrorInfo:
-    """The worker answered with the wrong type of message."""
-    return ErrorInfo(
-        Code.INTERNAL,
-        "bad_worker_reply",
-        f"the worker of {device.id} answered with {type(message).__name__}; "
-        "are broker and worker of one version?",
-        details={"device": device.id},
-    )

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 
+from vram_conductor.broker.agent_desk import AgentDesk
 from vram_conductor.broker.jobs import Job
-from vram_conductor.broker.registration import Registration
 from vram_conductor.broker.reload import Reload
 from vram_conductor.broker.state import State
 from vram_conductor.protocol.messages import Done, Error
 from vram_conductor.protocol.values import AgentKey
 
 
-def validate(state: State, registration: Registration, reload: Reload) -> None:
+def validate(state: State, agents: AgentDesk, reload: Reload) -> None:
     """Raises AssertionError where the parts of the state disagree."""
-    _validate_ledgers(state, registration, reload)
+    _validate_ledgers(state, agents, reload)
+    _validate_lobby(state, agents)
     _validate_queue(state)
     _validate_links(state)
     _validate_sessions(state)
@@ -24,9 +25,9 @@ def validate(state: State, registration: Registration, reload: Reload) -> None:
     assert not state.admission_due
 
 
-def _validate_ledgers(state: State, registration: Registration, reload: Reload) -> None:
+def _validate_ledgers(state: State, agents: AgentDesk, reload: Reload) -> None:
     """Everybody in a ledger is registered there, or about to be; nobody is in two."""
-    pending = {item.key: item for item in registration}
+    pending = {item.key: item for item in agents.registration}
     held: Counter[AgentKey] = Counter()
     for device in state.devices.values():
         device.ledger.validate_state()
@@ -52,6 +53,16 @@ def _validate_ledgers(state: State, registration: Registration, reload: Reload) 
             assert link is not None
         if agent.state == "waiting":
             assert link is None
+
+
+def _validate_lobby(state: State, agents: AgentDesk) -> None:
+    """Nobody waits for a worker who need not."""
+    for guest in agents.lobby:
+        assert ("guest", (guest.peer, guest.message.rid)) in state.timers
+        assert state.sessions.find(guest.peer) is not None
+        assert not state.draining
+        for device in state.devices.values():
+            assert not device.ready or (guest.devices and device.id not in guest.devices)
 
 
 def _validate_queue(state: State) -> None:

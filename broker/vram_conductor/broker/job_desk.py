@@ -7,12 +7,17 @@ import msgspec
 from vram_conductor.broker.attempts import Attempts
 from vram_conductor.broker.delivery import Delivery
 from vram_conductor.broker.devices import Device
-from vram_conductor.broker.dispatch import queue_timeout_error, timeout_error
+from vram_conductor.broker.errors import (
+    cancelled_error,
+    draining_error,
+    no_worker_error,
+    queue_timeout_error,
+    timeout_error,
+)
 from vram_conductor.broker.jobs import Job, wait_ns
 from vram_conductor.broker.registry import Agent, Conversation, open_conversation
 from vram_conductor.broker.sessions import Session
-from vram_conductor.broker.state import MS, WORKER_WAIT_MS, State
-from vram_conductor.broker.worker_errors import no_worker_error
+from vram_conductor.broker.state import JOBS_WAIT_MS, MS, State
 from vram_conductor.protocol import limits
 from vram_conductor.protocol.errors import (
     AlreadyExists,
@@ -20,7 +25,6 @@ from vram_conductor.protocol.errors import (
     ErrorInfo,
     NotFound,
     OutOfRange,
-    Unavailable,
     error_from_info,
 )
 from vram_conductor.protocol.ids import body_digest
@@ -144,7 +148,7 @@ class JobDesk:
         Raises NotFound ``unknown_rid``.
         """
         job = self._get(session, rid)
-        self._attempts.stop(job, ErrorInfo(Code.CANCELLED, "cancelled", "cancelled as asked"))
+        self._attempts.stop(job, cancelled_error())
 
     def client_left(self, session: Session, *, said_bye: bool) -> None:
         """The session has ended: what nobody waits for is dropped or, if it runs, stopped; after
@@ -216,13 +220,11 @@ class JobDesk:
         """
         state = self._state
         if state.draining:
-            raise Unavailable(
-                "draining", "the broker is shutting down; try again later", retryable=True
-            )
+            raise error_from_info(draining_error())
         if agent.state == "suspended" and agent.reason is not None:
             raise error_from_info(agent.reason)
         device = state.devices[agent.device]
-        if device.link is None and state.now_ns - device.absent_ns >= WORKER_WAIT_MS * MS:
+        if device.link is None and state.now_ns - device.absent_ns >= JOBS_WAIT_MS * MS:
             raise error_from_info(no_worker_error(device.id))
         return device
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from vram_conductor.broker.commanding import Commander
 from vram_conductor.broker.devices import Device
-from vram_conductor.broker.estimates import unexpected
+from vram_conductor.broker.errors import bad_reply_error
 from vram_conductor.broker.links import ReplyMessage
 from vram_conductor.broker.state import State
 from vram_conductor.protocol.commands import Failed, Load, Loaded, Unload
@@ -40,7 +40,7 @@ class Loading:
                 case Failed():
                     on_done(message.error)
                 case _:
-                    on_done(unexpected(device, message))
+                    on_done(bad_reply_error(device.id, message))
             return True
 
         return self._commander.send(

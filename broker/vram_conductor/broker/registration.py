@@ -2,11 +2,12 @@
 
 An agent enters the registry only when its load has succeeded. Until then it is a pending
 registration, which any number of clients may wait for; it is given up when the last one cancels.
+If the worker is lost meanwhile, nothing was promised: it starts over, once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 import msgspec
@@ -17,20 +18,19 @@ from vram_conductor.broker.claims import Measured
 from vram_conductor.broker.commanding import Commander
 from vram_conductor.broker.decisions import Admit, Deny, Reservation, Stale
 from vram_conductor.broker.devices import Device
+from vram_conductor.broker.errors import lost_error
 from vram_conductor.broker.estimates import Answer, Estimates, Inquiry
 from vram_conductor.broker.fitting import Fit, Fitting
 from vram_conductor.broker.loading import Loading
+from vram_conductor.broker.lobby import Who, check_waiters
 from vram_conductor.broker.records import AgentSpec
 from vram_conductor.broker.registry import Agent
 from vram_conductor.broker.spec import within_training
 from vram_conductor.broker.state import State
 from vram_conductor.protocol.commands import Loaded
-from vram_conductor.protocol.errors import Code, ConductorError, ErrorInfo, ResourceExhausted
-from vram_conductor.protocol.messages import Progress
+from vram_conductor.protocol.errors import Code, ConductorError, ErrorInfo
+from vram_conductor.protocol.messages import Progress, Register
 from vram_conductor.protocol.values import AgentKey, ModelInfo
-
-WAITERS_MAX = 256
-"""REGISTERs that may wait for one and the same registration."""
 
 
 @dataclass(slots=True)
@@ -38,14 +38,16 @@ class Pending:
     """A registration under way.
 
     Attributes:
-        waiters: (peer, rid) of every REGISTER that gets the answer.
+        waiters: every REGISTER that gets the answer.
+        again: it has started over already.
         op: of the LOAD, once there is one.
     """
 
     key: AgentKey
     spec: AgentSpec
     inquiry: Inquiry
-    waiters: list[tuple[bytes, bytes]] = field(default_factory=list)
+    again: bool
+    waiters: dict[Who, Register] = field(default_factory=dict)
     fit: Fit | None = None
     reservation: Reservation | None = None
     model: ModelInfo | None = None
@@ -57,6 +59,7 @@ class Registration:
 
     Args:
         admitted: takes the new agent into the registry and answers the waiters.
+        once_more: asks a REGISTER again whose worker was lost; None: it must not.
     """
 
     def __init__(
@@ -66,7 +69,8 @@ class Registration:
         estimates: Estimates,
         fitting: Fitting,
         loading: Loading,
-        admitted: Callable[[Agent, list[tuple[bytes, bytes]]], None],
+        admitted: Callable[[Agent, Iterable[Who]], None],
+        once_more: Callable[[bytes, Register], None] | None,
     ) -> None:
         self._state = state
         self._commander = commander
@@ -74,6 +78,7 @@ class Registration:
         self._fitting = fitting
         self._loading = loading
         self._admitted = admitted
+        self._once_more = once_more
         self._pending: dict[AgentKey, Pending] = {}
 
     def __len__(self) -> int:
@@ -86,33 +91,34 @@ class Registration:
         return self._pending.get(key)
 
     def start(
-        self, key: AgentKey, spec: AgentSpec, devices: tuple[str, ...], peer: bytes, rid: bytes
+        self,
+        key: AgentKey,
+        spec: AgentSpec,
+        devices: tuple[str, ...],
+        peer: bytes,
+        message: Register,
+        *,
+        again: bool,
     ) -> None:
-        """Begin: the answer goes to everybody who waits by then."""
-        pending = Pending(key, spec, self._inquiry(key, spec, devices))
+        """Begin: the answer goes to everybody who waits by then. ``again``: the worker was lost
+        the first time."""
+        pending = Pending(key, spec, self._inquiry(key, spec, devices), again)
         self._pending[key] = pending
-        self.join(pending, peer, rid)
+        self.join(pending, peer, message)
         self._progress(pending, "estimate")
         self._estimates.ask(pending.inquiry)
 
-    def join(self, pending: Pending, peer: bytes, rid: bytes) -> None:
+    def join(self, pending: Pending, peer: bytes, message: Register) -> None:
         """One more wants the answer; asking twice is asking once.
 
         Raises ResourceExhausted ``too_many_waiters``.
         """
-        if (peer, rid) in pending.waiters:
+        if (peer, message.rid) in pending.waiters:
             return
-        if len(pending.waiters) >= WAITERS_MAX:
-            raise ResourceExhausted(
-                "too_many_waiters",
-                f"{WAITERS_MAX} requests wait for agent {pending.key.agent!r} already; "
-                "wait for the answer of an earlier one",
-                retryable=True,
-                limit=WAITERS_MAX,
-            )
-        pending.waiters.append((peer, rid))
+        check_waiters(pending.key, len(pending.waiters))
+        pending.waiters[peer, message.rid] = message
 
-    def cancel(self, principal: str, rid: bytes) -> bool:
+    def cancel(self, principal: str, rid: bytes, error: ErrorInfo) -> bool:
         """CANCEL of a REGISTER. False if no registration of the principal has this rid."""
         for pending in list(self):
             if pending.key.principal != principal:
@@ -120,9 +126,8 @@ class Registration:
             mine = [waiter for waiter in pending.waiters if waiter[1] == rid]
             if not mine:
                 continue
-            error = ErrorInfo(Code.CANCELLED, "cancelled", "cancelled as asked")
             for waiter in mine:
-                pending.waiters.remove(waiter)
+                del pending.waiters[waiter]
                 self._state.fail(*waiter, error)
             if not pending.waiters:
                 self.abort(pending, error)
@@ -133,7 +138,8 @@ class Registration:
         """A session has ended. What it asked for is finished all the same, unless it was to last
         no longer than the session."""
         for pending in list(self):
-            pending.waiters = [waiter for waiter in pending.waiters if waiter[0] != peer]
+            for waiter in [waiter for waiter in pending.waiters if waiter[0] == peer]:
+                del pending.waiters[waiter]
             if pending.spec.ephemeral and not pending.waiters:
                 self.abort(
                     pending, ErrorInfo(Code.CANCELLED, "client_gone", "the client went away")
@@ -157,6 +163,10 @@ class Registration:
         match answer:
             case Admit():
                 self._reserve(pending, answer)
+            case Refusal() if pending.inquiry.lost:
+                lost = answer.closest.device in pending.inquiry.lost
+                error = lost_error(answer.closest.device) if lost else refusal.error(answer)
+                self._lost(pending, error)
             case Refusal():
                 pending.fit = self._fitting.probe(
                     pending.inquiry, answer, lambda full: self._refused(pending, full)
@@ -208,7 +218,10 @@ class Registration:
         device = self._state.devices[reservation.device]
         if isinstance(result, ErrorInfo):
             self._roll_back(pending, device)
-            self._fail(pending, result)
+            if device.link is None:
+                self._lost(pending, result)
+            else:
+                self._fail(pending, result)
             return
         try:
             answer = device.ledger.commit(reservation, Measured.of(result))
@@ -235,6 +248,15 @@ class Registration:
             used_ns=self._state.now_ns,
         )
         self._admitted(agent, pending.waiters)
+
+    def _lost(self, pending: Pending, error: ErrorInfo) -> None:
+        """A worker was lost that the answer depended on."""
+        if self._once_more is None or pending.again:
+            self._fail(pending, error)
+            return
+        del self._pending[pending.key]
+        for (peer, _), message in pending.waiters.items():
+            self._once_more(peer, message)
 
     def _roll_back(self, pending: Pending, device: Device) -> None:
         """The ledger as it was, and the worker told so."""

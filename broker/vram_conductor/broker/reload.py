@@ -20,23 +20,22 @@ from vram_conductor.broker.decisions import Admit, Committed, Deny, Reservation,
 from vram_conductor.broker.devices import Device
 from vram_conductor.broker.estimates import Answer, Estimates, Inquiry
 from vram_conductor.broker.loading import Loading
+from vram_conductor.broker.lobby import Who, check_waiters
 from vram_conductor.broker.records import AgentRegistered
 from vram_conductor.broker.registry import Agent
 from vram_conductor.broker.state import State
 from vram_conductor.protocol.commands import Loaded
 from vram_conductor.protocol.errors import Code, ConductorError, ErrorInfo
+from vram_conductor.protocol.messages import Progress
 from vram_conductor.protocol.values import AgentKey, ModelInfo, PoolShape
-
-Waiter = Callable[[Agent, ErrorInfo | None], None]
-"""Told when the agent is ready (None), or why it is not."""
 
 
 @dataclass(slots=True)
 class Return:
-    """One agent on its way back."""
+    """One agent on its way back. ``waiters``: REGISTERs that want to know."""
 
     agent: Agent
-    waiters: list[Waiter] = field(default_factory=list)
+    waiters: list[Who] = field(default_factory=list)
     inquiry: Inquiry | None = None
     reservation: Reservation | None = None
     model: ModelInfo | None = None
@@ -49,6 +48,7 @@ class Reload:
 
     Args:
         suspended: called with an agent that could not come back, and why.
+        returned: called with an agent, why it is not ready (None: it is), and who waited for it.
     """
 
     def __init__(
@@ -58,12 +58,14 @@ class Reload:
         estimates: Estimates,
         loading: Loading,
         suspended: Callable[[Agent, ErrorInfo], None],
+        returned: Callable[[Agent, ErrorInfo | None, list[Who]], None],
     ) -> None:
         self._state = state
         self._commander = commander
         self._estimates = estimates
         self._loading = loading
         self._suspended = suspended
+        self._returned = returned
         self._returns: dict[AgentKey, Return] = {}
         self._denied: dict[AgentKey, Claim] = {}
 
@@ -94,15 +96,32 @@ class Reload:
             if not isinstance(device.ledger.decide(claim, self._state.now_ns), Deny):
                 self.begin(agent)
 
-    def begin(self, agent: Agent, waiter: Waiter | None = None) -> None:
-        """Bring an agent back, unless that is happening already."""
+    def cancel_waiter(self, principal: str, rid: bytes, error: ErrorInfo) -> bool:
+        """CANCEL of a REGISTER that waits for a return, which goes on. False if none has it."""
+        for key, back in self._returns.items():
+            mine = [who for who in back.waiters if key.principal == principal and who[1] == rid]
+            for who in mine:
+                back.waiters.remove(who)
+                self._state.fail(*who, error)
+            if mine:
+                return True
+        return False
+
+    def begin(self, agent: Agent, who: Who | None = None) -> None:
+        """Bring an agent back, unless that is happening already. ``who`` wants to know.
+
+        Raises ResourceExhausted ``too_many_waiters``.
+        """
         back = self._returns.get(agent.key)
         if back is not None:
-            if waiter is not None:
-                back.waiters.append(waiter)
+            if who is not None and who not in back.waiters:
+                check_waiters(agent.key, len(back.waiters))
+                back.waiters.append(who)
+                stage = "load" if back.op else "estimate"
+                self._state.to_client(who[0], Progress(rid=who[1], stage=stage))
             return
         device = self._state.devices[agent.device]
-        back = self._returns[agent.key] = Return(agent, [waiter] if waiter else [])
+        back = self._returns[agent.key] = Return(agent, [who] if who is not None else [])
         self._denied.pop(agent.key, None)
         agent.state, agent.reason = "loading", None
         if agent.key in device.ledger:
@@ -123,8 +142,7 @@ class Reload:
             self._estimates.cancel(back.inquiry)
         if back.op:
             self._commander.drop(self._state.devices[agent.device], back.op)
-        for waiter in back.waiters:
-            waiter(agent, error)
+        self._returned(agent, error, back.waiters)
 
     # --- steps --------------------------------------------------------------------------------
 
@@ -199,8 +217,7 @@ class Reload:
                 )
         agent.state = "ready"
         self._state.dispatch_due.add(agent.device)
-        for waiter in back.waiters:
-            waiter(agent, None)
+        self._returned(agent, None, back.waiters)
 
     def _unload(self, back: Return, device: Device) -> None:
         """Nothing stays: not in the ledger, not at the worker. Without a worker a promise that
@@ -227,8 +244,7 @@ class Reload:
         else:
             agent.state, agent.reason = "suspended", error
             self._suspended(agent, error)
-        for waiter in back.waiters:
-            waiter(agent, error)
+        self._returned(agent, error, back.waiters)
 
 
 def model_changed(agent: Agent, now: ModelInfo) -> ErrorInfo | None:

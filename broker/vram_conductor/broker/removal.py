@@ -6,13 +6,14 @@ from collections.abc import Callable
 
 from vram_conductor.broker.attempts import Attempts
 from vram_conductor.broker.commanding import Commander
+from vram_conductor.broker.errors import gone_error
 from vram_conductor.broker.loading import Loading
 from vram_conductor.broker.records import AgentRemoved, ConversationReset
 from vram_conductor.broker.registry import Agent
 from vram_conductor.broker.reload import Reload
 from vram_conductor.broker.state import State
 from vram_conductor.protocol.commands import Forget
-from vram_conductor.protocol.errors import Code, ErrorInfo, FailedPrecondition
+from vram_conductor.protocol.errors import ErrorInfo, FailedPrecondition
 from vram_conductor.protocol.values import AgentKey
 
 
@@ -98,7 +99,7 @@ class Removal:
                 continue
             agent.owners.discard(peer)
             if not agent.owners:
-                self.remove(agent, gone_error(agent, "its session ended"), lambda: None)
+                self.remove(agent, gone_error(agent.key, "its session ended"), lambda: None)
 
     def idle(self, key: AgentKey) -> None:
         """The ttl timer of an agent: remove it, or look again later if it was used."""
@@ -109,7 +110,7 @@ class Removal:
         if agent.busy or self._state.now_ns < due_ns:
             self.watch_idle(agent)
         else:
-            error = gone_error(agent, f"it was idle for {agent.spec.ttl_s} s")
+            error = gone_error(agent.key, f"it was idle for {agent.spec.ttl_s} s")
             self.remove(agent, error, lambda: None)
 
     def watch_idle(self, agent: Agent) -> None:
@@ -118,13 +119,3 @@ class Removal:
         if ttl_s is not None:
             since_ns = self._state.now_ns if agent.busy else agent.used_ns
             self._state.timers.set(("ttl", agent.key), since_ns + ttl_s * 1_000_000_000)
-
-
-def gone_error(agent: Agent, why: str) -> ErrorInfo:
-    """What the jobs of a removed agent end with."""
-    return ErrorInfo(
-        Code.CANCELLED,
-        "agent_removed",
-        f"agent {agent.key.agent!r} was unregistered: {why}",
-        details={"agent": agent.key.agent},
-    )

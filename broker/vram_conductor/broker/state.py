@@ -21,7 +21,7 @@ from vram_conductor.protocol.messages import BrokerMessage, Error
 MS = 1_000_000
 """Nanoseconds of a millisecond."""
 
-WORKER_WAIT_MS = 30_000
+JOBS_WAIT_MS = 30_000
 """Jobs wait for an absent worker for so long; a restart takes a few seconds."""
 
 Level = Literal["debug", "info", "warning", "error"]
@@ -57,6 +57,11 @@ class State:
         """A fresh command number of this broker epoch."""
         self._last_op += 1
         return self._last_op
+
+    def serves(self, device: str) -> bool:
+        """Whether a worker of this device would be welcome: all are where none is configured."""
+        configured = self.config.device
+        return not configured or any(device == item.id for item in configured)
 
     def in_ms(self, after_ms: int) -> int:
         """The moment ``after_ms`` milliseconds from now."""

@@ -12,17 +12,11 @@ from dataclasses import dataclass
 
 from vram_conductor.broker.commanding import Commander
 from vram_conductor.broker.devices import Device
+from vram_conductor.broker.errors import LEFT, left_error, lost_error, stale_error, taken_error
 from vram_conductor.broker.links import Candidate, WorkerLink
 from vram_conductor.broker.records import WorkerEpochSeen
-from vram_conductor.broker.state import MS, WORKER_WAIT_MS, Level, State
+from vram_conductor.broker.state import JOBS_WAIT_MS, MS, Level, State
 from vram_conductor.broker.welcome import refusal, welcome_message
-from vram_conductor.broker.worker_errors import (
-    LEFT,
-    left_error,
-    lost_error,
-    stale_error,
-    taken_error,
-)
 from vram_conductor.protocol import limits
 from vram_conductor.protocol.commands import (
     CancelRun,
@@ -122,7 +116,7 @@ class Workers:
         device.ledger.forget_sample()
         self._device_of.pop(link.peer, None)
         state.timers.cancel(("worker", device.id))
-        state.timers.set(("absent", device.id), state.in_ms(WORKER_WAIT_MS))
+        state.timers.set(("absent", device.id), state.in_ms(JOBS_WAIT_MS))
         level: Level = "info" if error.reason == LEFT else "warning"
         state.log(level, "worker_lost", device=device.id, reason=error.reason)
         self._commander.lose(device, link, error)

@@ -69,7 +69,11 @@ class DeviceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The broker. Empty endpoints mean ipc sockets in the runtime directory."""
+    """The broker. Empty endpoints mean ipc sockets in the runtime directory.
+
+    Attributes:
+        worker_wait_ms: how long REGISTER waits for a device whose worker is away; 0: not at all.
+    """
 
     clients: str = ""
     workers: str = ""
@@ -84,6 +88,7 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     result_keep_ms: int = limits.RESULT_KEEP_MS
     orphan_ms: int = limits.ORPHAN_MS
     heartbeat_ms: int = limits.HEARTBEAT_MS
+    worker_wait_ms: int = 15_000
     estimate_timeout_ms: int = 30_000
     load_timeout_ms: int = 600_000
     drain_ms: int = 10_000

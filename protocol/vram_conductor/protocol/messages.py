@@ -219,7 +219,8 @@ class Error(Base, frozen=True, kw_only=True, tag="ERROR"):
 
 
 class Progress(Base, frozen=True, kw_only=True, tag="PROGRESS"):
-    """Optional news about a slow request: ``stage`` is a stable word (``estimate``, ``load``)."""
+    """Optional news about a slow request: ``stage`` is a stable word: ``worker`` (waits for
+    one), ``estimate``, ``load``."""
 
     rid: bytes
     stage: str

@@ -1,0 +1,155 @@
+"""What goes wrong, in words (*pure*): the errors of the core."""
+
+from __future__ import annotations
+
+from vram_conductor.broker.links import ReplyMessage, WorkerLink
+from vram_conductor.broker.restored import ID_BYTES
+from vram_conductor.protocol import limits
+from vram_conductor.protocol.errors import Code, ErrorInfo
+from vram_conductor.protocol.values import AgentKey
+
+CANCELLED = "cancelled"
+
+LEFT = "worker_left"
+"""Reason of a loss that was no accident."""
+
+
+def no_worker_error(*devices: str) -> ErrorInfo:
+    """The devices have no worker, or have been without one for too long. None given: there is no
+    worker at all."""
+    if len(devices) == 1:
+        what, how = f"device {devices[0]!r} has no worker now", f" --device {devices[0]}"
+    else:
+        names = f" ({', '.join(devices)})" if devices else ""
+        what, how = f"no device{names} has a worker now", " --device …"
+    return ErrorInfo(
+        Code.UNAVAILABLE,
+        "no_worker",
+        f"{what}; start it with `conductor up` or `conductor worker{how}`, then try again",
+        retryable=True,
+        retry_after_ms=2_000,
+        details={"device": ", ".join(devices)},
+    )
+
+
+def lost_error(device: str) -> ErrorInfo:
+    """The worker died, hangs, or cannot be reached."""
+    return ErrorInfo(
+        Code.UNAVAILABLE,
+        "worker_lost",
+        f"the worker of {device} was lost; it is being restarted: send the request again",
+        retryable=True,
+        retry_after_ms=2_000,
+        details={"device": device},
+    )
+
+
+def left_error(device: str) -> ErrorInfo:
+    """The worker said W_BYE."""
+    return ErrorInfo(
+        Code.UNAVAILABLE,
+        LEFT,
+        f"the worker of {device} was stopped; send the request again when it is back",
+        retryable=True,
+        retry_after_ms=2_000,
+        details={"device": device},
+    )
+
+
+def taken_error(device: str, link: WorkerLink) -> ErrorInfo:
+    """Another worker serves the device."""
+    return ErrorInfo(
+        Code.ALREADY_EXISTS,
+        "device_taken",
+        f"device {device} is served by {link.ready.worker} (pid {link.ready.pid} on "
+        f"{link.ready.host}); stop that one first",
+        details={"device": device, "pid": link.ready.pid, "host": link.ready.host},
+    )
+
+
+def stale_error(device: str) -> ErrorInfo:
+    """A younger worker wants the device."""
+    return ErrorInfo(
+        Code.ABORTED,
+        "stale_worker",
+        f"a younger worker has said READY for {device}; this one must exit",
+        details={"device": device},
+    )
+
+
+def draining_error() -> ErrorInfo:
+    """The broker is leaving."""
+    return ErrorInfo(
+        Code.UNAVAILABLE,
+        "draining",
+        "the broker is shutting down; send the request again when it is back",
+        retryable=True,
+        retry_after_ms=2_000,
+    )
+
+
+def unconfigured_error(device: str) -> ErrorInfo:
+    """An agent of the journal lives on a device that the configuration does not have any more."""
+    return ErrorInfo(
+        Code.FAILED_PRECONDITION,
+        "device_not_configured",
+        f"the agent lives on {device!r}, which is not configured any more: add the [[device]] "
+        "table again, or UNREGISTER and REGISTER the agent",
+        details={"device": device},
+    )
+
+
+def gone_error(agent: AgentKey, why: str) -> ErrorInfo:
+    """What the jobs of a removed agent end with."""
+    return ErrorInfo(
+        Code.CANCELLED,
+        "agent_removed",
+        f"agent {agent.agent!r} was unregistered: {why}",
+        details={"agent": agent.agent},
+    )
+
+
+def cancelled_error() -> ErrorInfo:
+    """The client asked for it."""
+    return ErrorInfo(Code.CANCELLED, CANCELLED, "cancelled as asked")
+
+
+def timeout_error() -> ErrorInfo:
+    """``timeout_ms`` is over."""
+    return ErrorInfo(
+        Code.DEADLINE_EXCEEDED,
+        "timeout",
+        "the job was not finished within timeout_ms; what it generated stays in the conversation",
+    )
+
+
+def queue_timeout_error() -> ErrorInfo:
+    """``queue_ms`` is over."""
+    return ErrorInfo(
+        Code.DEADLINE_EXCEEDED,
+        "queue_timeout",
+        "the job was not started within queue_ms; nothing was changed; try again later",
+        retryable=True,
+    )
+
+
+def transcript_error(tokens: int) -> ErrorInfo:
+    """A worker could not be sent the conversation any more."""
+    limit = limits.FRAME_BYTES_MAX // ID_BYTES
+    return ErrorInfo(
+        Code.OUT_OF_RANGE,
+        "transcript_too_long",
+        f"the conversation has {tokens} tokens, the limit is {limit}: RESET it or use another",
+        details={"tokens": tokens, "limit": limit},
+    )
+
+
+def bad_reply_error(device: str, message: ReplyMessage) -> ErrorInfo:
+    """The worker answered with the wrong type of message."""
+    return ErrorInfo(
+        Code.INTERNAL,
+        "bad_worker_reply",
+        f"the worker of {device} answered with {type(message).__name__}; "
+        "are broker and worker of one version?",
+        details={"device": device},
+    )
