@@ -124,11 +124,13 @@ class Link:
             outgoing.popleft()
 
     def close(self) -> None:
-        """Say BYE, fail what runs, close the socket. Waits at most LINGER_MS. Idempotent."""
+        """Say BYE, fail what runs, close the socket. Waits at most LINGER_MS, and only where
+        there is somebody to say it to. Idempotent."""
+        linger_ms = None if self.core.phase is Phase.OPEN else 0
         if self.core.phase is not Phase.CLOSED:
             self.perform(self.core.close())
             self.flush()
-        self._drop_socket(linger_ms=None)
+        self._drop_socket(linger_ms=linger_ms)
         self._context.term()
 
     def abort(self) -> None:

@@ -1,9 +1,14 @@
 """ZeroMQ sockets with the options that make them safe (SPEC.md, "Transport").
 
 Why each option (measured with pyzmq 27.3): a ROUTER drops in silence for unknown peers and full
-queues, so MANDATORY and never a blocking send; a DEALER queues for an absent peer without
-IMMEDIATE; the default LINGER is for ever; MAXMSGSIZE is per frame only, so the number of frames
-is capped on receipt; equal routing ids steal or mute, so nobody ever sets one.
+queues, so MANDATORY and never a blocking send; the default LINGER is for ever; MAXMSGSIZE is per
+frame only, so the number of frames is capped on receipt; equal routing ids steal or mute, so
+nobody ever sets one.
+
+A DEALER does not have IMMEDIATE: with it, a connection that breaks between the two frames of a
+message takes the process down (``Assertion failed: !_more (src/fq.cpp:80)``, libzmq 4.3.5; every
+100th ``recv`` looks for such news), and what had arrived before is lost. Without it a DEALER queues
+for an absent broker; whoever minds closes the socket when its monitor says DISCONNECTED.
 """
 
 from __future__ import annotations
@@ -40,7 +45,7 @@ class SendResult(Enum):
 
     SENT = "sent"
     FULL = "full"
-    """EAGAIN: the queue to this peer is full, or nothing is connected; poll for POLLOUT."""
+    """EAGAIN: the queue to this peer is full; poll for POLLOUT."""
     GONE = "gone"
     """EHOSTUNREACH: the ROUTER knows no such peer (any more)."""
 
@@ -116,14 +121,13 @@ def listen(context: Context, endpoint: str, *, hwm: int = HWM) -> Listener:
 def connect(context: Context, endpoint: str, *, hwm: int = HWM) -> Socket:
     """A DEALER that connects, and reconnects, to ``endpoint``.
 
-    Until the connection stands ``send`` answers FULL; poll for POLLOUT with a deadline.
+    What is sent before the connection stands is queued.
 
     Raises:
         InvalidArgument: ``bad_endpoint``, ``ipc_path_too_long``.
     """
     where = parse_endpoint(endpoint)
     socket = _open(context, zmq.DEALER, hwm)
-    socket.setsockopt(zmq.IMMEDIATE, 1)
     socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
     socket.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MAX_MS)
     socket.connect(where.zmq_endpoint)

@@ -2,8 +2,8 @@
 
 Commands go to ``deliver`` (a thread-safe hand-over to the engine or estimator thread); what those
 threads send comes through :meth:`Link.send`, which never waits. The decisions are in ``session``
-and ``backlog``; this is the shell around them. A connection that is lost comes back by itself
-(libzmq reconnects with back-off); READY then opens a new session.
+and ``backlog``; this is the shell around them. A connection that is lost is replaced by a new one;
+READY then opens a new session. Nothing is handed to a socket before its connection stands.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ log = logging.getLogger(__name__)
 
 TICK_MS = 1_000
 """Longest sleep: the watchdog is asked at least this often."""
+
+_EVENTS = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
 
 RECEIVE_MAX = 256
 """Messages read in a row before the other duties get their turn."""
@@ -102,6 +104,7 @@ class Link:
         self._session = Session(time.monotonic_ns())
         self._asked_engine = False
         self._was_full = False
+        self._connected = False
         self._thread = threading.Thread(target=self._run, name="link", daemon=True)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         # Bad endpoints are the caller's to hear about.
@@ -131,7 +134,8 @@ class Link:
 
     def _connect(self) -> Socket:
         socket = connect(self._context, self._endpoint)
-        self._monitor: Socket = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._connected = False
+        self._monitor: Socket = socket.get_monitor_socket(_EVENTS)
         self._poller = zmq.Poller()
         self._poller.register(self._wake_fd, zmq.POLLIN)
         self._poller.register(self._monitor, zmq.POLLIN)
@@ -160,20 +164,24 @@ class Link:
             self._disconnect()
             self._context.term()
 
-    def _disconnect(self) -> None:
+    def _disconnect(self, linger_ms: int | None = None) -> None:
         self._socket.disable_monitor()
         self._monitor.close(linger=0)
-        self._socket.close()
+        self._socket.close(linger=linger_ms)
+
+    def _reconnect(self) -> None:
+        """A fresh socket: nothing of the last session may still lie in the old one."""
+        self._disconnect(linger_ms=0)
+        self._socket = self._connect()
 
     def _wait(self) -> None:
         now_ns = time.monotonic_ns()
         timeout_ms = (self._session.next_ns(now_ns) - now_ns) // 1_000_000
-        wants_out = self._was_full or self._wants_ready(now_ns)
-        self._poller.modify(self._socket, zmq.POLLIN | (zmq.POLLOUT if wants_out else 0))
+        self._poller.modify(self._socket, zmq.POLLIN | (zmq.POLLOUT if self._was_full else 0))
         self._poller.poll(max(0, min(timeout_ms, self._tick_ms)))
 
     def _wants_ready(self, now_ns: int) -> bool:
-        return not self._asked_engine and self._session.ready_due(now_ns)
+        return self._connected and not self._asked_engine and self._session.ready_due(now_ns)
 
     def _watch(self, now_ns: int) -> None:
         if not self._hang_ms:
@@ -185,8 +193,12 @@ class Link:
 
     def _read_monitor(self, now_ns: int) -> None:
         while self._monitor.poll(0):
-            recv_monitor_message(self._monitor, zmq.DONTWAIT)
-            self._lose("disconnected", now_ns)
+            news = recv_monitor_message(self._monitor, zmq.DONTWAIT)
+            if news["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self._connected = True
+            else:
+                self._lose("disconnected", now_ns)
+                self._reconnect()
 
     def _read_socket(self, now_ns: int) -> None:
         for _ in range(RECEIVE_MAX):
@@ -238,21 +250,19 @@ class Link:
 
     def _duties(self, now_ns: int) -> None:
         if self._session.dead(now_ns):
-            # A fresh socket: nothing of this session may still lie in the old one.
             self._lose("the broker is silent", now_ns)
-            self._disconnect()
-            self._socket = self._connect()
+            self._reconnect()
         if self._session.ping_due(now_ns):
             steps, busy = self._progress()
             ping = WorkerPing(n=self._session.next_n(), steps=steps, busy=busy)
             self._backlog.push(ping, [])
-        if self._wants_ready(now_ns) and self._socket.poll(0, zmq.POLLOUT):
+        if self._wants_ready(now_ns):
             self._asked_engine = True
             self._deliver(ReadyWanted())
 
     def _flush(self, now_ns: int) -> None:
         self._was_full = False
-        while (entry := self._backlog.first()) is not None:
+        while self._connected and (entry := self._backlog.first()) is not None:
             assert entry.message is not None
             if self._session.may_send(entry.message):
                 frames = WORKER_TO_BROKER.encode(entry.message, entry.raw)
