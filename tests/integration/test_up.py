@@ -66,7 +66,7 @@ def test_taken_addresses_are_refused_and_whoever_has_them_goes_on(short_tmp: Pat
         with socket.create_server(("127.0.0.1", 0)) as server:
             port = server.getsockname()[1]
             attempts = [
-                (short_tmp, "", f"pid {broker.pid}"),  # the same state
+                (short_tmp, "", f"pid {first.process.pid}"),  # the same state
                 (short_tmp / "2", f'clients = "{first.endpoint}"', f"process {broker.pid}"),
                 (short_tmp / "3", f'clients = "tcp://127.0.0.1:{port}"', "in use"),
             ]
@@ -74,7 +74,7 @@ def test_taken_addresses_are_refused_and_whoever_has_them_goes_on(short_tmp: Pat
             for number, (folder, lines, says) in enumerate(attempts):
                 folder.mkdir(exist_ok=True)
                 with Up(folder, broker=lines) as second:
-                    assert second.process.wait(WAIT_S) == 6, "nobody will answer there"
+                    assert second.process.wait(WAIT_S) in (5, 69), "already up, or unavailable"
                     assert second.said is None
                     assert says in second.log
                     assert "Traceback" not in second.log
