@@ -113,7 +113,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(given)
     output = Output(json=args.json)
     # A kill is an exit like another: temporary files go, the broker hears BYE.
-    signal.signal(signal.SIGTERM, _terminated)
+    previous = signal.signal(signal.SIGTERM, _terminated)
     try:
         return int(args.run(args, output))
     except ConductorError as error:
@@ -129,6 +129,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         output.news(f"conductor: {error.strerror}: {error.filename or 'no file'} (os_error)")
         return EXIT_FAILED
+    finally:
+        signal.signal(signal.SIGTERM, previous)
 
 
 def _failed(output: Output, error: ConductorError) -> int:
