@@ -26,6 +26,13 @@ def test_claims_are_reconciled_with_what_was_measured() -> None:
     assert again == Admit("cpu", 0, 495 * MIB, shares_weights=True)
 
 
+def test_scratch_of_nothing_is_no_line() -> None:
+    ledger = make_ledger()
+    held = reserve(ledger, make_claim(ledger, "a"))
+    ledger.commit(held, Measured(200 * MIB, 100 * MIB, 0))
+    assert set(lines(ledger)) == {"weights:m", "pool:m@f16"}
+
+
 def test_what_was_not_allocated_yet_is_flagged_until_it_is_measured() -> None:
     ledger = make_ledger()
     held = reserve(ledger, make_claim(ledger, "a"))

@@ -222,7 +222,7 @@ class Book:
             pool = self._pools[key]
             self._peaks.put(key, pool.bytes + (weights if self._mode == "timeshare" else 0))
             self._pool_lines[key] = pool.line()
-        if gone or not (scratch or entry.scratch.measured):
+        if gone or not scratch:
             self._scratch_lines.pop(model, None)
         else:
             self._scratch_lines[model] = Line(
