@@ -475,10 +475,10 @@ class Client:
     def send(self, message: Any) -> None:
         self.bench.post(ClientMessageIn(self.peer, PRINCIPAL, same_user_ipc=True, message=message))
 
-    def gone(self) -> None:
-        """The transport notices that the client is gone."""
+    def gone(self, *, dead: bool = False) -> None:
+        """The transport notices that the client is gone; ``dead``: its process has ended."""
         self.bench.gone.add(self.peer)
-        self.bench.post(ClientGone(self.peer))
+        self.bench.post(ClientGone(self.peer, dead))
 
     def got(self, rid: bytes | None = None, kind: type[M] | None = None) -> list[Any]:
         """What it was sent, filtered."""

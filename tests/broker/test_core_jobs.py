@@ -10,6 +10,7 @@ from scripted_worker import Bench, Client, ScriptedWorker, config_of
 
 from vram_conductor.broker.records import ConversationCommitted
 from vram_conductor.protocol import commands as c
+from vram_conductor.protocol import limits
 from vram_conductor.protocol import messages as m
 from vram_conductor.protocol.errors import Code
 from vram_conductor.protocol.stream import SendStream
@@ -562,6 +563,43 @@ def test_running_job_of_a_dead_client_is_stopped_after_a_while() -> None:
     rid = client.decode("coder")
     worker.finish(worker.job("coder"))
     assert client.done(rid).state_version == 2
+
+
+def test_running_job_of_a_dead_process_is_stopped_at_once() -> None:
+    _bench, worker, client = setup("coder", "writer")
+    client.decode("coder")
+    client.decode("writer", detach=True)
+    for agent in ("coder", "writer"):
+        worker.start(worker.job(agent))
+        worker.tokens(worker.job(agent), "a", [10])
+    client.gone(dead=True)
+    assert worker.cancelled() == [worker.job("coder").run.op]
+
+
+def test_client_that_may_come_back_has_its_time() -> None:
+    bench, worker, client = setup()
+    rid = client.decode("coder")
+    worker.start(worker.job("coder"))
+    client.gone()
+    bench.advance(limits.ORPHAN_MS - 1_000)
+    assert not worker.cancelled()
+    again = bench.client("again")
+    again.send(m.Resume(rid=rid))
+    bench.advance(2_000)
+    worker.finish(worker.job("coder"))
+    again.done(rid)
+
+
+@pytest.mark.parametrize("dead", [False, True])
+def test_configured_time_counts_for_every_client(dead: bool) -> None:
+    bench, worker, client = setup(orphan_ms=3_000)
+    client.decode("coder")
+    worker.start(worker.job("coder"))
+    client.gone(dead=dead)
+    bench.advance(2_500)
+    assert not worker.cancelled()
+    bench.advance(1_000)
+    assert worker.cancelled()
 
 
 def test_bye_stops_jobs_at_once() -> None:

@@ -15,13 +15,16 @@ from vram_conductor.protocol.status import AgentList, StatusReport
 
 
 def test_hello_opens_a_session_and_announces_the_limits() -> None:
-    bench = Bench(config_of(queued_jobs_max=77))
+    bench = Bench(config_of(queued_jobs_max=77, orphan_ms=5))
     client = bench.client()
     welcome = client.got(kind=m.Welcome)[0]
     assert welcome.broker_epoch == 100
     assert welcome.principal == PRINCIPAL
     assert welcome.heartbeat_ms == limits.HEARTBEAT_MS
     assert welcome.limits["queued_jobs_max"] == 77
+    assert welcome.limits["orphan_ms"] == 5
+    usual = Bench().client().got(kind=m.Welcome)[0]
+    assert usual.limits["orphan_ms"] == limits.ORPHAN_MS
     client.send(m.Hello(v=(1, 5)))
     again = client.got(kind=m.Welcome)[1]
     assert again.session == welcome.session

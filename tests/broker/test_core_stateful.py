@@ -56,7 +56,6 @@ class Machine:
                 *(DeviceConfig(id=name, kind="cpu", capacity=TOTAL) for name in DEVICES),
                 worker_inflight=2,
                 queued_jobs_per_agent_max=4,
-                orphan_ms=3_000,
                 result_keep_ms=20_000,
                 estimate_timeout_ms=5_000,
                 load_timeout_ms=10_000,
@@ -159,7 +158,7 @@ class Machine:
                 client.send(m.Hello(v=(1, 0)))
                 return
             case "gone":
-                client.gone()
+                client.gone(dead=pick.of([False, True]))
             case _:
                 client.send(m.Bye())
                 self.bench.gone.add(client.peer)

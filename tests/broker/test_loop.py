@@ -86,12 +86,13 @@ RUN = Run(
 
 
 class ScriptedCore:
-    """PING → PONG; STARTED → RUN with the same buffer; LIST → OK after a journal record; STATUS →
-    ``burst`` TOKENS; CANCEL → a Tick is due. Remembers every event."""
+    """PING → PONG (and one to ``send_to``); STARTED → RUN with the same buffer; LIST → OK after a
+    journal record; STATUS → ``burst`` TOKENS; CANCEL → a Tick is due. Remembers every event."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
         self.burst = 0
+        self.send_to = b""
         self.piece = "x"
         self.deadline_ns: int | None = None
 
@@ -99,7 +100,8 @@ class ScriptedCore:
         self.events.append(event)
         match event:
             case ClientMessageIn(peer=peer, message=Ping(n=n)):
-                return [SendClient(peer, Pong(n=n))]
+                more = [SendClient(self.send_to, Pong(n=n))] if self.send_to else []
+                return [SendClient(peer, Pong(n=n)), *more]
             case ClientMessageIn(peer=peer, message=List(rid=rid)):
                 record = BrokerEpoch(broker_epoch=len(self.events))
                 return [Append(record), SendClient(peer, Ok(rid=rid))]
@@ -475,11 +477,47 @@ def test_a_killed_client_is_noticed_while_nothing_is_sent_to_it(
     assert child.stdout.readline() == b"ready\n"
     assert not running.core.seen(ClientGone)
     child.kill()
-    child.communicate()
     until(lambda: bool(running.core.seen(ClientGone)))
     first = running.core.seen(ClientMessageIn)[0]
     assert isinstance(first, ClientMessageIn)
-    assert running.core.seen(ClientGone, first.peer)
+    # Over ipc the kernel knows that the process is dead, also while nobody has reaped it.
+    assert running.core.seen(ClientGone) == [ClientGone(first.peer, dead=transport == "ipc")]
+    child.communicate()
+
+
+def test_a_killed_client_is_noticed_while_much_is_sent_to_it(start: Start) -> None:
+    running = start()
+    child = subprocess.Popen(
+        [sys.executable, "-c", CHILD, running.clients.endpoint],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert child.stdout is not None
+    assert child.stdout.readline() == b"ready\n"
+    first = running.core.seen(ClientMessageIn)[0]
+    assert isinstance(first, ClientMessageIn)
+    other = running.connect()
+
+    def send_to_it() -> bool:
+        running.core.send_to = first.peer
+        other.ping(1)
+        return bool(running.core.seen(ClientGone))
+
+    child.kill()
+    until(send_to_it)
+    assert running.core.seen(ClientGone) == [ClientGone(first.peer, dead=True)]
+    child.communicate()
+
+
+def test_a_client_that_only_closes_its_connection_may_come_back(start: Start) -> None:
+    running = start()
+    peer = running.connect()
+    peer.ping(1)
+    peer.socket.close(0)
+    until(lambda: bool(running.core.seen(ClientGone)))
+    (event,) = running.core.seen(ClientGone)
+    assert isinstance(event, ClientGone)
+    assert event.dead is False
 
 
 def test_a_worker_that_leaves_is_noticed(start: Start) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import subprocess
 import sys
@@ -12,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from scene import SMOL, Scene, some_tokens, until
+from scene import NO_END, SMOL, Scene, some_tokens, until
 
 from vram_conductor.protocol import limits
 from vram_conductor.protocol.status import JobStatus
@@ -24,9 +23,9 @@ AT_ONCE_S = limits.ORPHAN_MS / 1000 / 3
 """Far below the time for which a client that might come back is waited for."""
 
 PROGRAM = """
-import json, sys
+import ast, sys
 from vram_conductor.client import Conductor
-job = json.loads(sys.stdin.readline())
+job = ast.literal_eval(sys.stdin.readline())
 conductor = Conductor(job.pop("endpoint"))
 for piece in conductor.decode("mortal", **job):
     print("piece", flush=True)
@@ -37,13 +36,13 @@ for piece in conductor.decode("mortal", **job):
 def program(scene: Scene, **job: Any) -> Iterator[subprocess.Popen[str]]:
     """A program that has sent its DECODE, or will in a moment."""
     job |= {"endpoint": scene.stage.endpoint, "temperature": 0, "max_tokens": MAX_TOKENS}
-    job |= {"logit_bias": {"2": -1000.0}}
+    job |= {"logit_bias": NO_END}
     child = subprocess.Popen(
         [sys.executable, "-c", PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     assert child.stdin is not None
     try:
-        child.stdin.write(json.dumps(job) + "\n")
+        child.stdin.write(f"{job}\n")
         child.stdin.flush()
         yield child
     finally:

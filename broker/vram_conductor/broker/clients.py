@@ -9,7 +9,7 @@ from vram_conductor.broker.effects import SendClient
 from vram_conductor.broker.job_desk import JobDesk
 from vram_conductor.broker.removal import Removal
 from vram_conductor.broker.report import status_report
-from vram_conductor.broker.sessions import FEATURES, Session, announced_limits
+from vram_conductor.broker.sessions import FEATURES, Leave, Session, announced_limits
 from vram_conductor.broker.state import State
 from vram_conductor.broker.welcome import VERSION
 from vram_conductor.protocol import validate
@@ -72,15 +72,15 @@ class Clients:
         """Answer a peer, with or without a session, that something was wrong."""
         self._state.effects.append(SendClient(peer, Error(rid=rid, error=error.info)))
 
-    def left(self, peer: bytes, *, said_bye: bool) -> None:
+    def left(self, peer: bytes, how: Leave) -> None:
         """The session is over; nothing is sent to the peer any more. Idempotent."""
         session = self._state.sessions.close(peer)
         if session is None:
             return
         self._state.timers.cancel(("session", peer))
-        self._state.log("info", "session_closed", session=session.session, said_bye=said_bye)
+        self._state.log("info", "session_closed", session=session.session, how=how)
         self._agents.client_left(peer)
-        self._jobs.client_left(session, said_bye=said_bye)
+        self._jobs.client_left(session, how)
         self._removal.session_ended(peer, session.ephemeral)
 
     def check_alive(self, peer: bytes) -> None:
@@ -89,7 +89,7 @@ class Clients:
         if session is None:
             return
         if session.liveness.dead(self._state.now_ns):
-            self.left(peer, said_bye=False)
+            self.left(peer, "lost")
         else:
             self._watch(session)
 
@@ -147,7 +147,7 @@ class Clients:
                 body = msgspec.to_builtins(report)
                 self._state.to_client(session.peer, Ok(rid=message.rid, body=body))
             case Bye():
-                self.left(session.peer, said_bye=True)
+                self.left(session.peer, "bye")
 
     def _cancel(self, session: Session, message: Cancel) -> None:
         if not self._agents.cancel(session.principal, message.rid):

@@ -115,8 +115,8 @@ class Core:
                     self._expire(key)
             case ClientBad(peer=peer, error=error, rid=rid):
                 self._clients.bad(peer, error, rid)
-            case ClientGone(peer=peer):
-                self._clients.left(peer, said_bye=False)
+            case ClientGone(peer=peer, dead=dead):
+                self._clients.left(peer, "dead" if dead else "lost")
             case WorkerBad(peer=peer, error=error):
                 state.log("error", "bad_worker_message", reason=error.reason)
             case WorkerGone(peer=peer):

@@ -16,7 +16,7 @@ from vram_conductor.protocol.messages import BrokerMessage
 
 @dataclass(frozen=True, slots=True)
 class SendClient:
-    """Send to a client. EHOSTUNREACH comes back as ``ClientGone``."""
+    """Send to a client. If the connection is lost, ``ClientGone`` follows."""
 
     peer: bytes
     message: BrokerMessage
@@ -24,7 +24,7 @@ class SendClient:
 
 @dataclass(frozen=True, slots=True)
 class SendWorker:
-    """Send to a worker, with raw buffers. EHOSTUNREACH comes back as ``WorkerGone``."""
+    """Send to a worker, with raw buffers. If the connection is lost, ``WorkerGone`` follows."""
 
     peer: bytes
     message: ToWorker

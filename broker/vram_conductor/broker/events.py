@@ -41,9 +41,11 @@ class ClientBad:
 
 @dataclass(frozen=True, slots=True)
 class ClientGone:
-    """The transport knows no such peer any more (EHOSTUNREACH on a send)."""
+    """The connection is lost, or the peer did not read and was given up. ``dead``: its process
+    has ended, so nobody will come back for its jobs."""
 
     peer: bytes
+    dead: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +67,7 @@ class WorkerBad:
 
 @dataclass(frozen=True, slots=True)
 class WorkerGone:
-    """The transport knows no such worker any more (EHOSTUNREACH on a send)."""
+    """The connection is lost, or the worker did not read and was given up."""
 
     peer: bytes
 

@@ -16,7 +16,7 @@ from vram_conductor.broker.errors import (
 )
 from vram_conductor.broker.jobs import Job, wait_ns
 from vram_conductor.broker.registry import Agent, Conversation, open_conversation
-from vram_conductor.broker.sessions import Session
+from vram_conductor.broker.sessions import Leave, Session, orphan_ms
 from vram_conductor.broker.state import JOBS_WAIT_MS, MS, State
 from vram_conductor.protocol import limits
 from vram_conductor.protocol.errors import (
@@ -150,9 +150,10 @@ class JobDesk:
         job = self._get(session, rid)
         self._attempts.stop(job, cancelled_error())
 
-    def client_left(self, session: Session, *, said_bye: bool) -> None:
-        """The session has ended: what nobody waits for is dropped or, if it runs, stopped; after
-        a mere loss of the connection a running job has a while to be resumed."""
+    def client_left(self, session: Session, how: Leave) -> None:
+        """The session has ended: what nobody waits for is dropped or, if it runs, stopped; where
+        the client may come back, a running job has a while to be resumed."""
+        wait_ms = orphan_ms(self._state.config.broker, how)
         error = ErrorInfo(
             Code.CANCELLED,
             "client_gone",
@@ -167,11 +168,10 @@ class JobDesk:
             job.peer = None
             if job.detach or job.state == "ended":
                 continue
-            if said_bye or job.state != "running":
+            if job.state != "running" or wait_ms == 0:
                 self._attempts.stop(job, error)
             else:
-                after_ms = self._state.config.broker.orphan_ms
-                self._state.timers.set(("orphan", job.job), self._state.in_ms(after_ms))
+                self._state.timers.set(("orphan", job.job), self._state.in_ms(wait_ms))
 
     def expire(self, what: str, number: int) -> None:
         """The timer ``what`` of a job has run out."""

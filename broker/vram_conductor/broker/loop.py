@@ -237,9 +237,9 @@ class Loop:
             self._log("warning", "broker.peers_dropped", count=count, why="they do not read")
         while self._clients.gone or self._workers.gone:
             if self._clients.gone:
-                event: Event = ClientGone(self._clients.take_gone())
+                event: Event = ClientGone(*self._clients.take_gone())
             else:
-                event = WorkerGone(self._workers.take_gone())
+                event = WorkerGone(self._workers.take_gone().peer)
             self._apply(self._core.handle(event, now_ns), event, now_ns)
 
     def _last_flush(self) -> None:

@@ -10,7 +10,7 @@ import msgspec
 import zmq
 
 from vram_conductor.broker.outbox import Outbox
-from vram_conductor.broker.peer_watch import PeerWatch
+from vram_conductor.broker.peer_watch import Gone, PeerWatch
 from vram_conductor.protocol import limits
 from vram_conductor.protocol.codec import Codec, peek_rid
 from vram_conductor.protocol.errors import ConductorError, InvalidArgument
@@ -71,7 +71,7 @@ class Port(Generic[M]):
         self.socket: Socket = listener.socket
         self.endpoint = listener.endpoint
         self.outbox = outbox if outbox is not None else Outbox()
-        self.gone: list[bytes] = []
+        self.gone: list[Gone] = []
         self.dropped_messages = 0
         self.dropped_peers = 0
         self._listener = listener
@@ -160,7 +160,7 @@ class Port(Generic[M]):
             if other is None:
                 return
             frames = self._encode(other)
-        if peer in self.outbox or not self._offer(peer, frames):
+        if peer in self.outbox or not self._offer(peer, frames, now_ns):
             self._keep(peer, frames, now_ns)
 
     def flush(self, now_ns: int) -> None:
@@ -169,13 +169,15 @@ class Port(Generic[M]):
             return
         self._flush_at_ns = now_ns + FLUSH_NS
         for peer in self.outbox.peers():
-            while (frames := self.outbox.first(peer)) is not None and self._offer(peer, frames):
+            while (frames := self.outbox.first(peer)) is not None and self._offer(
+                peer, frames, now_ns
+            ):
                 if peer in self.outbox:
                     self.outbox.sent(peer, now_ns)
             if self.outbox.stalled(peer, now_ns):
                 self._drop(peer)
 
-    def _offer(self, peer: bytes, frames: list[bytes]) -> bool:
+    def _offer(self, peer: bytes, frames: list[bytes], now_ns: int) -> bool:
         """False if the peer's queue is full. A gone peer counts as sent."""
         try:
             # Only the first part can fail; then nothing of the message has left. (This is
@@ -190,7 +192,8 @@ class Port(Generic[M]):
         except zmq.ZMQError as error:
             if error.errno != errno.EHOSTUNREACH:
                 raise
-            self._lose(peer)
+            self._cut(peer)
+            self._watch.lost(peer, now_ns)
         return True
 
     def _keep(self, peer: bytes, frames: list[bytes], now_ns: int) -> None:
@@ -205,14 +208,15 @@ class Port(Generic[M]):
 
     def bury(self, now_ns: int) -> None:
         """Find out about peers whose connection was closed."""
-        for peer in self._watch.left(now_ns):
-            self._lose(peer)
+        for gone in self._watch.left(now_ns):
+            self._cut(gone.peer)
+            self.gone.append(gone)
 
-    def take_gone(self) -> bytes:
+    def take_gone(self) -> Gone:
         """One of ``gone``; the owner forgets its session before it sends to it again."""
-        peer = self.gone.pop(0)
-        self._cut_off.discard(peer)
-        return peer
+        gone = self.gone.pop(0)
+        self._cut_off.discard(gone.peer)
+        return gone
 
     def next_deadline_ns(self) -> int | None:
         """When to call ``flush`` and ``bury`` at the latest."""
@@ -226,14 +230,15 @@ class Port(Generic[M]):
         self._watch.close()
         self._listener.close()
 
-    def _lose(self, peer: bytes) -> None:
-        self._watch.forget(peer)
+    def _cut(self, peer: bytes) -> None:
+        """Nothing is sent to the peer any more."""
         self.outbox.forget(peer)
         self._bad.pop(peer, None)
-        if peer not in self._cut_off:
-            self._cut_off.add(peer)
-            self.gone.append(peer)
+        self._cut_off.add(peer)
 
     def _drop(self, peer: bytes) -> None:
+        """It does not read."""
         self.dropped_peers += 1
-        self._lose(peer)
+        self._cut(peer)
+        self._watch.forget(peer)
+        self.gone.append(Gone(peer, dead=False))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Literal
 
 from vram_conductor.protocol import limits
 from vram_conductor.protocol.config import BrokerConfig
@@ -12,6 +13,10 @@ from vram_conductor.protocol.liveness import Liveness
 from vram_conductor.protocol.values import AgentKey
 
 FEATURES = ["credit", "resume", "cancel", "detach"]
+
+Leave = Literal["bye", "dead", "lost"]
+"""How a session ends: BYE; the client's process has ended; anything else, so that the client may
+come back."""
 
 
 @dataclass(slots=True)
@@ -109,5 +114,14 @@ def announced_limits(config: BrokerConfig) -> dict[str, int]:
         "queued_jobs_per_agent_max": config.queued_jobs_per_agent_max,
         "stream_bytes_max": limits.STREAM_BYTES_MAX,
         "result_keep_ms": config.result_keep_ms,
-        "orphan_ms": config.orphan_ms,
+        "orphan_ms": orphan_ms(config, "lost"),
     }
+
+
+def orphan_ms(config: BrokerConfig, how: Leave) -> int:
+    """How long a running job outlives its session; 0: not at all."""
+    if how == "bye":
+        return 0
+    if config.orphan_ms is not None:
+        return config.orphan_ms
+    return 0 if how == "dead" else limits.ORPHAN_MS

@@ -72,6 +72,8 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """The broker. Empty endpoints mean ipc sockets in the runtime directory.
 
     Attributes:
+        orphan_ms: how long a running job outlives its lost session. None: ORPHAN_MS where the
+            client may come back, and not at all where its process is known to have ended (ipc).
         worker_wait_ms: how long REGISTER waits for a device whose worker is away; 0: not at all.
     """
 
@@ -86,7 +88,7 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     queued_jobs_max: int = limits.QUEUED_JOBS_MAX
     queued_jobs_per_agent_max: int = limits.QUEUED_JOBS_PER_AGENT_MAX
     result_keep_ms: int = limits.RESULT_KEEP_MS
-    orphan_ms: int = limits.ORPHAN_MS
+    orphan_ms: int | None = None
     heartbeat_ms: int = limits.HEARTBEAT_MS
     worker_wait_ms: int = 15_000
     estimate_timeout_ms: int = 30_000

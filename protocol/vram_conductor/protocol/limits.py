@@ -78,7 +78,7 @@ RESULT_KEEP_MS = 300_000
 """How long a finished stream can still be resumed."""
 
 ORPHAN_MS = 10_000
-"""How long a running stream outlives its session before it is cancelled."""
+"""How long a running stream outlives its lost session, where the client may come back."""
 
 HEARTBEAT_MS = 2_000
 MISSED_HEARTBEATS_MAX = 3
