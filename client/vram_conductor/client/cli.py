@@ -9,7 +9,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import msgspec
 
@@ -58,16 +58,22 @@ a first session:
 """
 
 
+class StrictParser(argparse.ArgumentParser):
+    """Flags in full only: a script that says ``--js`` would break when ``--jsonl`` comes."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{"allow_abbrev": False, **options})
+
+
 def parser() -> argparse.ArgumentParser:
     """The whole command line; every subcommand sets ``run`` to a function(args, output) → int."""
-    top = argparse.ArgumentParser(
+    top = StrictParser(
         prog="conductor",
         description="Run many LLM agents on one device that cannot hold them all.",
         epilog=_EPILOG,
         formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(
             prog, max_help_position=16
         ),
-        allow_abbrev=False,
     )
     top.add_argument("--version", action="version", version=f"conductor {_version()}")
     _add_common(top, json=False, config=None)
@@ -130,7 +136,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         output.news(f"conductor: {error.strerror}: {error.filename or 'no file'} (os_error)")
         return EXIT_FAILED
     finally:
-        signal.signal(signal.SIGTERM, previous)
+        signal.signal(signal.SIGTERM, previous or signal.SIG_DFL)
 
 
 def _failed(output: Output, error: ConductorError) -> int:

@@ -15,7 +15,8 @@ EXIT_CODES = """exit codes (sysexits.h):
   64  wrong flags, environment, configuration or catalogue
   69  the device, the arena folder or the broker does not want this worker
   70  a bug in the worker; the log has a traceback
-  75  worth another try: the engine hung, or another worker still has the parked states
+  75  worth another try: the engine hung, or another worker still has the
+      parked states
 """
 
 _TEMPORARY = {"arena_in_use", "disk_full", "gpu_lost", "nvml_error"}
