@@ -101,7 +101,8 @@ class Oracle:
         return self.raw - min(self.lease_bytes(), max(0, self.raw - others))
 
     def host(self) -> int:
-        return sum(c.state_bytes for c, _ in self.members.values())
+        states = [c.state_bytes for c, _ in self.members.values()]
+        return sum(states) + max(states, default=0)
 
     def blind(self, now: int) -> bool:
         return self.taken is None or now - self.taken > self.max_age

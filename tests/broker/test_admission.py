@@ -240,9 +240,10 @@ def test_the_host_and_the_training_limit_the_context_too() -> None:
     denied = ledger.reserve(claim, 0)
     assert isinstance(denied, Deny)
     assert denied.code is DenyCode.HOST
-    assert admission.fit_n_ctx(ledger, claim, None) == 2560
-    assert isinstance(ledger.decide(make_claim(ledger, "a", n_ctx=2560), 0), Admit)
-    assert admission.fit_n_ctx(ledger, claim, None, n_ctx_train=2048) == 2048
+    assert admission.fit_n_ctx(ledger, claim, None) == 1280
+    assert isinstance(ledger.decide(make_claim(ledger, "a", n_ctx=1280), 0), Admit)
+    assert isinstance(ledger.decide(make_claim(ledger, "a", n_ctx=1281), 0), Deny)
+    assert admission.fit_n_ctx(ledger, claim, None, n_ctx_train=1024) == 1024
     assert admission.fit_n_ctx(ledger, claim, 512) == 512
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from ledger_cases import MIB, NOW, agent, make_claim, make_ledger, refuse, reserve
 
 from vram_conductor.broker.capacity import DeviceSpec
 from vram_conductor.broker.claims import Claim, Measured
 from vram_conductor.broker.decisions import Admit, Committed, DenyCode
+from vram_conductor.broker.hostledger import HostLedger
 from vram_conductor.broker.ledger import Ledger
 from vram_conductor.protocol.errors import InvalidArgument
 from vram_conductor.protocol.limits import BYTES_MAX, N_CTX_MAX, SLOTS_MAX
@@ -72,25 +75,44 @@ def test_no_sample_or_an_old_one_is_a_deny() -> None:
 # --- host and disk ---
 
 
-def test_the_host_ledger_holds_every_agents_largest_state() -> None:
-    ledger = make_ledger(host=100)
-    reserve(ledger, make_claim(ledger, "a", state=60))
-    denied = refuse(ledger, make_claim(ledger, "b", state=50))
+def test_the_host_ledger_holds_every_agents_largest_state_and_room_to_write_one() -> None:
+    ledger = make_ledger(host=160)
+    reserve(ledger, make_claim(ledger, "a", state=50))
+    denied = refuse(ledger, make_claim(ledger, "b", state=61))
     assert denied.code is DenyCode.HOST
-    assert denied.ledger_max_bytes == 100 * MIB
-    assert denied.ledger_allocated_bytes == 60 * MIB
-    assert (denied.requested_bytes, denied.short_by_bytes) == (50 * MIB, 10 * MIB)
+    assert denied.ledger_max_bytes == 160 * MIB
+    assert denied.ledger_allocated_bytes == 100 * MIB
+    # 61 for itself, and 11 more than the 50 that writing one of them takes already.
+    assert (denied.requested_bytes, denied.short_by_bytes) == (72 * MIB, 12 * MIB)
     assert not denied.never
-    assert [(x.key, x.bytes) for x in denied.lines] == [("state:local/a", 60 * MIB)]
-    assert refuse(ledger, make_claim(ledger, "c", state=101)).never
+    lines = [("state:local/a", 50 * MIB), ("spare", 50 * MIB)]
+    assert [(x.key, x.bytes) for x in denied.lines] == lines
+    assert refuse(ledger, make_claim(ledger, "c", state=81)).never
+    assert not refuse(ledger, make_claim(ledger, "c", state=80)).never
     ledger.set_pinned_backup("m", 30 * MIB)
-    assert refuse(ledger, make_claim(ledger, "d", state=11)).short_by_bytes == 1 * MIB
+    assert refuse(ledger, make_claim(ledger, "d", state=31)).short_by_bytes == 1 * MIB
     ledger.set_pinned_backup("m", 0)
-    reserve(ledger, make_claim(ledger, "b", state=40))
+    reserve(ledger, make_claim(ledger, "b", state=55))
     ledger.set_disk_used(7)
     totals = ledger.totals()
-    assert (totals.host_promised_bytes, totals.disk_used_bytes) == (100 * MIB, 7)
-    assert [x.key for x in ledger.host_lines()] == ["state:local/a", "state:local/b"]
+    assert (totals.host_promised_bytes, totals.disk_used_bytes) == (160 * MIB, 7)
+    assert [x.key for x in ledger.host_lines()] == ["state:local/a", "state:local/b", "spare"]
+    ledger.release(agent("b"))
+    assert ledger.totals().host_promised_bytes == 100 * MIB
+
+
+@given(
+    states=st.lists(st.integers(0, 50), max_size=5),
+    room=st.integers(0, 200),
+)
+def test_the_largest_state_that_fits_is_admitted_and_no_larger_one(
+    states: list[int], room: int
+) -> None:
+    host = HostLedger()
+    for n, size in enumerate(states):
+        host.add(agent(f"a{n}"), size)
+    best = host.largest_state(room)
+    assert host.growth_bytes(best) <= room < host.growth_bytes(best + 1)
 
 
 # --- bad numbers ---

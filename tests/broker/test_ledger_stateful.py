@@ -165,7 +165,7 @@ class Ledgers(RuleBasedStateMachine):
             oracle.hold(claim)
             self.open.append((device, answer))
             assert ledger.promised_bytes + ledger.foreign_bytes <= ledger.cap_bytes
-            assert len(ledger.host_lines()) == len(oracle.members)
+            assert sum(x.bytes for x in ledger.host_lines()) == oracle.host()
             if then_commit:
                 self.finish(device, answer, NOTHING_MEASURED)
         else:

@@ -136,6 +136,15 @@ class Accounts:
     def host_promised_bytes(self) -> int:
         return self._host.total_bytes
 
+    def host_growth_bytes(self, state_bytes: int) -> int:
+        """What the host ledger would promise for one more state of this size."""
+        return self._host.growth_bytes(state_bytes)
+
+    @property
+    def host_largest_state_bytes(self) -> int:
+        """The largest state that the host ledger can still promise."""
+        return self._host.largest_state(self.host_room_bytes)
+
     def alone_bytes(self, claim: Claim, measured: Measured) -> int:
         """The least that the device must promise for this agent even if all others left:
         what is known of it, with base and without leases."""
@@ -244,7 +253,7 @@ class Accounts:
         return (*base, *self._book.lines(), *self._leases.lines())
 
     def host_lines(self) -> tuple[Line, ...]:
-        """The host ledger's lines: ``state:<agent>``, ``pinned:<model>``."""
+        """The host ledger's lines: ``state:<agent>``, ``spare``, ``pinned:<model>``."""
         return self._host.lines()
 
     def totals(self) -> Totals:

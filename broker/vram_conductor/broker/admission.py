@@ -135,7 +135,7 @@ def fit_n_ctx(
     n_ctx = claim.n_ctx if n_ctx_train is None else min(claim.n_ctx, n_ctx_train)
     if fit_cells is not None:
         n_ctx = min(n_ctx, ledger.largest_n_ctx(claim, fit_cells))
-    room = ledger.host_room_bytes
+    room = ledger.host_largest_state_bytes
     if claim.state_bytes > room:
         scaled = claim.n_ctx * room // claim.state_bytes
         pad = pad_cells(1)

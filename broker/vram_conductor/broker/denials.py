@@ -5,6 +5,7 @@ from __future__ import annotations
 from vram_conductor.broker.accounts import Accounts
 from vram_conductor.broker.claims import NOTHING_MEASURED, Claim, Measured
 from vram_conductor.broker.decisions import Deny, DenyCode
+from vram_conductor.broker.hostledger import alone_bytes
 
 
 def deny(
@@ -56,10 +57,10 @@ def deny_host(accounts: Accounts, now_ns: int, claim: Claim) -> Deny:
         device=accounts.device,
         ledger_max_bytes=cap,
         ledger_allocated_bytes=accounts.host_promised_bytes,
-        requested_bytes=claim.state_bytes,
+        requested_bytes=accounts.host_growth_bytes(claim.state_bytes),
         lines=accounts.host_lines(),
         claim=claim,
-        never=claim.state_bytes > cap,
+        never=alone_bytes(claim.state_bytes) > cap,
         agents=len(accounts),
         sample_age_ms=accounts.sample_age_ms(now_ns),
     )

@@ -60,7 +60,7 @@ class Ledger(Accounts):
         free = self.cap_bytes - before - growth - foreign
         if free < 0:
             return deny_claim(self, DenyCode.CAP, now_ns, growth, claim)
-        if claim.state_bytes > self.host_room_bytes:
+        if self.host_growth_bytes(claim.state_bytes) > self.host_room_bytes:
             return deny_host(self, now_ns, claim)
         return Admit(self.device, growth, free, self._book.model(claim.model) is not None)
 

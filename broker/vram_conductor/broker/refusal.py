@@ -97,7 +97,7 @@ def _hint_host(deny: Deny) -> str:
     if not deny.never:
         ways.append("unregister agents")
     state = human_bytes(deny.requested_bytes)
-    return f"its parked state takes {state} of host memory: " + ", or ".join(ways)
+    return f"parking its state takes {state} of host memory: " + ", or ".join(ways)
 
 
 def line(deny: Deny) -> str:
