@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import Any, NoReturn
 
-import msgspec
-
 from vram_conductor.client import (
     cli_agents,
     cli_decode,
@@ -141,7 +139,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _failed(output: Output, error: ConductorError) -> int:
     try:
-        output.value({"error": msgspec.to_builtins(error.info)})
+        output.value({"error": error.info})
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     output.complain(error)

@@ -114,11 +114,13 @@ def _stream(reply: Reply, output: Output) -> Result | None:
     try:
         result = reply.result(CANCEL_S)
     except Cancelled:
-        output.news("cancelled before the first token; the conversation is as it was")
+        output.news("cancelled; the conversation is as it was")
         return None
     output.text(result.text[shown:], end="")
     if result.usage.stop_reason == "cancelled":
-        output.news("cancelled; the conversation keeps what was said")
+        said = result.text or result.usage.generated_tokens
+        kept = "the conversation keeps what was said" if said else "the conversation is as it was"
+        output.news(f"cancelled; {kept}")
     return result
 
 

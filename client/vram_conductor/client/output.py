@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import shutil
 import sys
+from dataclasses import fields
 from typing import Any
 
 import msgspec
@@ -38,7 +40,7 @@ class Output:
     def value(self, value: Any, *, indent: int = 2) -> None:
         """A result for programs (written only with ``--json``); ``indent`` 0: on one line."""
         if self.json:
-            data = msgspec.json.encode(msgspec.to_builtins(value))
+            data = msgspec.json.encode(_whole(value))
             text = msgspec.json.format(data, indent=indent).decode() if indent else data.decode()
             with self._live.lock:
                 sys.stdout.write(text + "\n")
@@ -103,3 +105,17 @@ class Output:
         """What went wrong and what to do; a refusal is one line with its numbers."""
         for line in explain(error):
             self.news(f"conductor: {line}")
+
+
+def _whole(value: Any) -> Any:
+    """Plain values with every field: on the wire defaults are left out, a script wants to find
+    ``value["usage"]["reused_tokens"]`` when it is 0, too."""
+    if isinstance(value, msgspec.Struct) and not value.__struct_config__.array_like:
+        return {name: _whole(getattr(value, name)) for name in value.__struct_fields__}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: _whole(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, dict):
+        return {key: _whole(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_whole(item) for item in value]
+    return msgspec.to_builtins(value)

