@@ -2,7 +2,8 @@
 
 They load in llama.cpp within milliseconds and generate varied (meaningless) tokens, the same for
 the same seed. ``vocab="none"`` has no tokenizer at all (llama.cpp's ``no_vocab``);
-``vocab="bytes"`` has a SentencePiece vocabulary of single bytes, a few words and chat markers.
+``vocab="bytes"`` has a SentencePiece vocabulary of single bytes, a few words and chat markers;
+``vocab="bpe"`` a byte-level BPE vocabulary whose words ``pre`` tells apart.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ class Spec:
     """Training context before rope scaling; models with long and short factors have it."""
     ssm_inner: int | None = None
     """Anything but 2 * n_embd makes llama.cpp abort on jamba."""
-    vocab: Literal["none", "bytes"] = "none"
+    vocab: Literal["none", "bytes", "bpe"] = "none"
+    pre: str = "gpt-4o"
     chat_template: str | None = None
     tied: bool = True
     label: str = ""
@@ -152,6 +154,9 @@ def _vocabulary(writer: gguf.GGUFWriter, spec: Spec) -> None:
     if spec.vocab == "none":
         writer.add_tokenizer_model("no_vocab")
         return
+    if spec.vocab == "bpe":
+        _bpe_vocabulary(writer, spec)
+        return
     control, byte, normal, unknown = 3, 6, 1, 2
     tokens = ["<unk>", "<s>", "</s>", *_MARKS, *(f"<0x{i:02X}>" for i in range(256)), *_WORDS]
     types = [unknown, control, control, control, control] + [byte] * 256 + [normal] * len(_WORDS)
@@ -167,6 +172,26 @@ def _vocabulary(writer: gguf.GGUFWriter, spec: Spec) -> None:
     writer.add_unk_token_id(0)
     writer.add_add_bos_token(True)
     writer.add_add_space_prefix(True)
+
+
+def _bpe_vocabulary(writer: gguf.GGUFWriter, spec: Spec) -> None:
+    # GPT-2's way to write any byte as a printable character.
+    shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    hidden = [byte for byte in range(256) if byte not in shown]
+    tokens = [chr(byte) for byte in shown] + [chr(256 + at) for at in range(len(hidden))]
+    tokens += ["aa", "aaaa", "<|end|>"]
+    types = [1] * (len(tokens) - 1) + [3]
+    while len(tokens) < spec.n_vocab:
+        tokens.append(f"w{len(tokens)}")
+        types.append(1)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(spec.pre)
+    writer.add_token_list(tokens)
+    writer.add_token_types(types)
+    writer.add_token_merges(["a a", "aa aa"])
+    writer.add_bos_token_id(258)
+    writer.add_eos_token_id(258)
+    writer.add_add_bos_token(False)
 
 
 def _attention(weights: _Weights, spec: Spec, at: str) -> None:

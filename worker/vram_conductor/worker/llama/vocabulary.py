@@ -11,6 +11,7 @@ from llama_cpp import llama_cpp as ll
 
 from vram_conductor.protocol.errors import FailedPrecondition, InvalidArgument
 from vram_conductor.worker.engine import Tokens
+from vram_conductor.worker.llama.deepstack import call_deep
 from vram_conductor.worker.llama.info import metadata
 from vram_conductor.worker.llama.specials import Specials
 
@@ -50,7 +51,9 @@ class Vocabulary:
     def __init__(self, model: Any, name: str, model_id: str, facts: dict[str, Facts]) -> None:
         self._name, self._model_id, self._known = name, model_id, facts
         self._vocab = ll.llama_model_get_vocab(model)
-        self._exists = ll.llama_vocab_type(self._vocab) != ll.LLAMA_VOCAB_TYPE_NONE
+        kind = ll.llama_vocab_type(self._vocab)
+        self._exists = kind != ll.LLAMA_VOCAB_TYPE_NONE
+        self._recurses = kind == ll.LLAMA_VOCAB_TYPE_BPE
         self._size = int(ll.llama_vocab_n_tokens(self._vocab))
         self._literal = metadata(model, "tokenizer.ggml.model") in _LITERAL
         adds_bos = self._exists and ll.llama_vocab_get_add_bos(self._vocab)
@@ -102,6 +105,11 @@ class Vocabulary:
         return np.concatenate(parts)
 
     def _tokenize(self, data: bytes, *, special: bool) -> Tokens:
+        if not self._recurses:
+            return self._ask(data, special=special)
+        return call_deep(lambda: self._ask(data, special=special), len(data.decode()))
+
+    def _ask(self, data: bytes, *, special: bool) -> Tokens:
         room = len(data) + 16
         while True:
             ids: Tokens = np.empty(room, np.int32)
