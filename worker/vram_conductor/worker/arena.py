@@ -259,6 +259,11 @@ class Arena:
             return 0
         return size
 
+    @property
+    def pinned(self) -> bool:
+        """Whether a :meth:`pin` keeps its memory."""
+        return self._pins > 0
+
     def pin(self) -> None:
         """Keep the mapping until :meth:`unpin`, whatever happens to the arena."""
         with self._pin_lock:

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from vram_conductor.protocol.errors import ConductorError, DataLoss, ResourceExhausted
 from vram_conductor.protocol.values import ConversationKey
@@ -21,6 +23,7 @@ from vram_conductor.worker.sealer import Sealer
 from vram_conductor.worker.store import ParkedMeta
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 MAPPED_MAX = 128
 """Arenas mapped at once; the others keep their file and are mapped again on use."""
@@ -113,7 +116,7 @@ class KVStore:
         self._writing.add(key)
         try:
             self._make_room(arena.growth_bytes(need_bytes))
-            return self._begin(arena, need_bytes)
+            return self._insist(lambda: arena.begin(need_bytes))
         except ConductorError:
             self._discard(key)
             raise
@@ -127,22 +130,22 @@ class KVStore:
         name = new_name(arena_name(key))
         # A leftover can only be of our own making: the folder is private and locked.
         self._folder.remove(name)
-        arena = Arena.create(self._folder.fd, name, half_bytes)
+        arena = self._insist(lambda: Arena.create(self._folder.fd, name, half_bytes))
         self._fresh[key] = arena
         try:
-            return self._begin(arena, need_bytes)
+            return self._insist(lambda: arena.begin(need_bytes))
         except ConductorError:
             self._discard(key)
             raise
 
-    def _begin(self, arena: Arena, need_bytes: int) -> memoryview:
-        """Begin a state; where the file system is full, once more without any spare halves."""
+    def _insist(self, attempt: Callable[[], T]) -> T:
+        """Where the file system is full, try again without what was deleted or is spare."""
         try:
-            return arena.begin(need_bytes)
+            return attempt()
         except ResourceExhausted:
-            if self._free_spares(self._cap_bytes) == 0:
-                raise
-            return arena.begin(need_bytes)
+            self._sealer.settle()
+            self._free_spares(self._cap_bytes)
+            return attempt()
 
     def commit(self, meta: ParkedMeta) -> None:
         key = meta.conversation
@@ -202,10 +205,6 @@ class KVStore:
         """What :attr:`used_bytes` holds beyond the sum of :meth:`bytes`: halves that are being
         written, or will be the next time; they are given back as soon as room is needed."""
         return self.used_bytes - sum(self.bytes(key) for key in self._records)
-
-    def least_recent(self) -> list[tuple[ConversationKey, int]]:
-        """Conversations and their arena's bytes, the least recently used one first."""
-        return [(key, record.bytes) for key, record in self._records.items()]
 
     def close(self) -> None:
         """Seal what is committed, unmap, release the folder. The files stay."""
@@ -293,6 +292,8 @@ class KVStore:
 
     def _free_spare(self, key: ConversationKey) -> int:
         arena = self._mapped[key]
+        if arena.pinned:
+            self._sealer.settle()
         freed = arena.free_spare()
         self._records[key].measure(arena)
         return freed

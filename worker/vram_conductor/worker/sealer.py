@@ -16,7 +16,7 @@ class Sealer:
     """
 
     def __init__(self) -> None:
-        self._queue: queue.SimpleQueue[Arena | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Arena | threading.Event | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._loop, name="sealer", daemon=True)
         self._thread.start()
 
@@ -26,11 +26,21 @@ class Sealer:
         self._queue.put(arena)
 
     def _loop(self) -> None:
-        while (arena := self._queue.get()) is not None:
+        while (item := self._queue.get()) is not None:
+            if isinstance(item, threading.Event):
+                item.set()
+                continue
             try:
-                arena.seal()
+                item.seal()
             finally:
-                arena.unpin()
+                item.unpin()
+
+    def settle(self) -> None:
+        """Wait until all that was submitted is sealed and unpinned: memory that is being read
+        cannot be given back."""
+        done = threading.Event()
+        self._queue.put(done)
+        done.wait()
 
     def close(self) -> None:
         """Finish what was submitted, then end the thread."""

@@ -99,7 +99,7 @@ class Store(Protocol):
         """Forget a conversation's state and free its bytes. Idempotent."""
 
     def keys(self) -> list[ConversationKey]:
-        """Conversations with a committed state, adopted ones included."""
+        """Conversations with a committed state, adopted too; the least recently used one first."""
 
     def bytes(self, key: ConversationKey) -> int:
         """Bytes that a conversation's committed state takes (0 if it has none)."""
