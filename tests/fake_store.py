@@ -25,12 +25,19 @@ class MemoryStore:
         assert 0 < need_bytes <= max_bytes
         # As with two halves: the committed state stays while the next one is written.
         if self.used_bytes + need_bytes > self.capacity_bytes:
-            raise ResourceExhausted("arena_full", "the store is full", need_bytes=need_bytes)
+            raise ResourceExhausted(
+                "arena_full",
+                "the store is full",
+                need_bytes=need_bytes,
+                used_bytes=self.used_bytes,
+                capacity_bytes=self.capacity_bytes,
+            )
         self._writing[key] = bytearray(need_bytes)
         return memoryview(self._writing[key])
 
     def commit(self, meta: ParkedMeta) -> None:
         data = bytes(self._writing.pop(meta.conversation)[: meta.payload_bytes])
+        self.states.pop(meta.conversation, None)
         self.states[meta.conversation] = (meta, data)
         self.commits += 1
 
@@ -44,7 +51,7 @@ class MemoryStore:
             raise DataLoss("state_corrupt", "checksum")
         if key not in self.states:
             return None
-        meta, blob = self.states[key]
+        meta, blob = self.states[key] = self.states.pop(key)
         return meta, memoryview(blob)
 
     def delete(self, key: ConversationKey) -> None:

@@ -360,6 +360,23 @@ def test_an_agents_own_old_conversations_make_room_in_a_full_store() -> None:
     assert right(driver, old, "full")
 
 
+def test_many_conversations_of_one_agent_take_nothing_that_another_was_promised() -> None:
+    store = MemoryStore(capacity_bytes=2450)
+    driver = Driver(MODELS, store=store)
+    driver.load("one", "full")
+    driver.load("two", "full")
+    for index in range(40):
+        driver.say(f"one/{index}", "abcd efgh")
+    assert store.used_bytes > 2380
+    driver.say("two", "abcd efgh ijkl mnop")
+    for index in range(4):
+        driver.say(f"one/{30 + index}", "more")
+        two = driver.say("two", "more")
+        assert two.done.usage.reprefilled_tokens == 0
+        assert right(driver, two, "full")
+        assert key("two") in store.states
+
+
 @pytest.mark.parametrize("reason", ["state_corrupt", "state_failed", "state_missing"])
 def test_a_state_that_cannot_be_restored_is_computed_again(reason: str) -> None:
     driver = Driver(MODELS)

@@ -14,6 +14,7 @@ from vram_conductor.worker.engine import Pool, Tokens
 from vram_conductor.worker.outbox import info_of
 from vram_conductor.worker.residency import Conversation, PoolState, Residency, Slot
 from vram_conductor.worker.store import ParkedMeta, Store, tokens_hash
+from vram_conductor.worker.surplus import short_bytes, victims
 from vram_conductor.worker.tape import common_prefix
 
 log = logging.getLogger(__name__)
@@ -108,8 +109,7 @@ class Parking:
         )
 
     def _writer(self, conversation: Conversation, need: int, largest: int) -> memoryview:
-        """Where the store is full, the agent's own older conversations make room: nobody else's
-        ever do."""
+        """Where the store is full, states that nobody was promised make room."""
         key = conversation.key
         while True:
             try:
@@ -117,15 +117,17 @@ class Parking:
             except ConductorError as error:
                 if error.reason not in _FULL:
                     raise
-                older = (
-                    other
-                    for other in self._residency.of_agent(key.agent_key)
-                    if other is not conversation and self._store.meta(other.key)
-                )
-                victim = next(older, None)
-                if victim is None:
+                promised = {a.key: a.state_bytes for a in self._residency.agents.values()}
+                keys = self._store.keys()
+                parked = [(other, self._store.bytes(other)) for other in keys]
+                short = short_bytes(error.info.details)
+                chosen = victims(key, need, parked, promised, short)
+                if not chosen:
                     raise
-                self._give_up(victim, f"not_parked: {error.reason}")
+                for victim in chosen:
+                    self._give_up(
+                        self._residency.conversation(victim), f"not_parked: {error.reason}"
+                    )
 
     def _give_up(self, conversation: Conversation, reason: str) -> None:
         self.discard(conversation)
