@@ -262,7 +262,7 @@ def open_stream(peer: Peer, message: wire.Decode, pieces: Sequence[str]) -> Send
 
 def whole(peer: Peer, message: wire.Decode) -> None:
     """DECODE: the whole canned reply."""
-    open_stream(peer, message, peer.broker.pieces).finish(0)
+    open_stream(peer, message, peer.broker.pieces).finish()
     pump(peer, message.rid)
 
 
@@ -274,7 +274,7 @@ def begun(peer: Peer, message: wire.Decode) -> None:
 
 def _credit(peer: Peer, message: wire.Credit) -> None:
     if (stream := peer.broker.streams.get(message.rid)) is not None:
-        stream.credit(message.ack, message.upto)
+        stream.credit(message.upto)
         pump(peer, message.rid)
 
 

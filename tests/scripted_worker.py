@@ -406,6 +406,11 @@ class Bench:
     def tick(self) -> None:
         self.post(Tick())
 
+    def turn(self) -> None:
+        """The loop's next turn: a moment later."""
+        self.now_ns += 1
+        self.tick()
+
     def advance(self, ms: int, *, alive: bool = True, step_ms: int = 500) -> None:
         """Let time pass; ``alive``: clients and workers ping meanwhile."""
         end_ns = self.now_ns + ms * MS

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from scripted_worker import Bench, Client, ScriptedWorker, config_of
 
+from vram_conductor.broker.delivery import PIECES_AT_ONCE, PIECES_PER_TURN
+from vram_conductor.broker.events import ClientFlow
 from vram_conductor.broker.records import ConversationCommitted
 from vram_conductor.protocol import commands as c
 from vram_conductor.protocol import limits
@@ -527,6 +529,93 @@ def test_output_beyond_the_streams_bound_ends_as_length(monkeypatch: pytest.Monk
     worker.done(job, "cancelled")
     assert client.done(rid).stop_reason == "length"
     assert set(client.text(rid)) == {"x"}
+
+
+def long_job(worker: ScriptedWorker, client: Client, agent: str, pieces: int) -> bytes:
+    """A job with so many pieces of output, fetched from now on without a limit."""
+    rid = client.decode(agent, window=0)
+    job = worker.job(agent)
+    worker.start(job)
+    for number in range(pieces):
+        worker.tokens(job, f"{number} ", [10])
+    worker.done(job)
+    return rid
+
+
+def test_long_reply_leaves_a_part_at_a_time() -> None:
+    bench, worker, client = setup("coder", "writer")
+    rids = [long_job(worker, client, agent, 2_000) for agent in ("coder", "writer")]
+    for rid in rids:
+        client.send(m.Resume(rid=rid))
+        assert len(client.got(rid, m.Tokens)) == PIECES_AT_ONCE
+    turns = 0
+    while bench.core.next_deadline_ns() == bench.now_ns + 1:
+        before = len(bench.inbox[client.peer])
+        bench.turn()
+        turns += 1
+        assert 0 < len(bench.inbox[client.peer]) - before <= PIECES_PER_TURN + 2
+        # Each gets its share.
+        counts = [len(client.got(rid, m.Tokens)) for rid in rids]
+        assert abs(counts[0] - counts[1]) <= PIECES_AT_ONCE
+    assert turns > 5
+    for rid in rids:
+        assert client.text(rid) == "".join(f"{number} " for number in range(2_000))
+        client.done(rid)
+
+
+def test_live_output_stays_behind_what_waits_for_its_turn() -> None:
+    bench, worker, client = setup()
+    rid = client.decode("coder", window=0)
+    job = worker.job("coder")
+    worker.start(job)
+    for number in range(200):
+        worker.tokens(job, f"{number} ", [10])
+    client.send(m.Credit(rid=rid, ack=0, upto=10_000))
+    worker.tokens(job, "last", [11])
+    worker.done(job)
+    assert client.silent(rid)
+    bench.turn()
+    assert client.text(rid) == "".join(f"{number} " for number in range(200)) + "last"
+    client.done(rid)
+
+
+def test_client_that_is_behind_gets_no_more_until_it_has_caught_up() -> None:
+    bench, worker, client = setup("coder", "writer")
+    other = bench.client("other")
+    rids = [client.decode("coder"), client.decode("writer")]
+    free = other.decode("coder", conversation="free")
+    bench.post(ClientFlow(client.peer, behind=True))
+    for agent in ("coder", "writer"):
+        job = worker.job(agent, "main")
+        worker.start(job)
+        for number in range(100):
+            worker.tokens(job, f"{number} ", [10])
+        worker.done(job)
+    worker.finish(worker.job("coder", "free"))
+    other.done(free)
+    assert [client.text(rid) for rid in rids] == ["", ""]
+    client.send(m.Ping(n=3))
+    assert client.got(kind=m.Pong)
+    bench.post(ClientFlow(client.peer, behind=False))
+    bench.turn()
+    for rid in rids:
+        assert client.text(rid) == "".join(f"{number} " for number in range(100))
+        client.done(rid)
+
+
+def test_what_a_client_that_is_behind_never_got_can_be_retried() -> None:
+    bench, old, client = setup()
+    rid = client.decode("coder")
+    bench.post(ClientFlow(client.peer, behind=True))
+    old.start(old.job("coder"))
+    old.tokens(old.job("coder"), "a", [10])
+    bench.kill(old)
+    new = bench.worker(epoch=2)
+    new.finish(new.job("coder"), "b")
+    bench.post(ClientFlow(client.peer, behind=False))
+    bench.post(ClientFlow(b"a stranger", behind=False))
+    bench.turn()
+    assert client.text(rid) == "b"
 
 
 # --- clients that go away ---------------------------------------------------------------------

@@ -39,7 +39,7 @@ def add(table: JobTable, *, text: str = "", principal: str = "p", rid: int = 0) 
 
 def end(table: JobTable, job: Job, *, well: bool = True) -> list[Job]:
     job.state = "ended"
-    job.stream.finish(0)
+    job.stream.finish()
     if well:
         job.terminal = Done(rid=job.rid, seq=0, usage=Usage())
     else:

@@ -26,6 +26,7 @@ from vram_conductor.broker.auth import identify
 from vram_conductor.broker.effects import Append, Effect, Exit, Log, SendClient, SendWorker
 from vram_conductor.broker.events import (
     ClientBad,
+    ClientFlow,
     ClientGone,
     ClientMessageIn,
     Event,
@@ -572,6 +573,22 @@ def test_a_slow_reader_gets_everything_in_order(start: Start) -> None:
     slow.ping(2)
     assert not running.core.seen(ClientGone)
     assert running.clients.outbox.bytes == 0
+
+
+def test_the_core_is_told_who_is_behind_and_who_has_caught_up(start: Start) -> None:
+    running = start()
+    running.core.burst, running.core.piece = 5_000, "x" * 500
+    slow, other = running.connect(), running.connect()
+    slow.send(Status(rid=RID))
+    until(lambda: bool(running.core.seen(ClientFlow)))
+    first = running.core.seen(ClientMessageIn)[0]
+    assert isinstance(first, ClientMessageIn)
+    assert running.core.seen(ClientFlow) == [ClientFlow(first.peer, behind=True)]
+    other.ping(1)
+    for _ in range(5_000):
+        slow.receive()
+    until(lambda: len(running.core.seen(ClientFlow)) == 2)
+    assert running.core.seen(ClientFlow)[1] == ClientFlow(first.peer, behind=False)
 
 
 def test_a_message_never_overtakes_one_that_waits(start: Start) -> None:

@@ -63,7 +63,7 @@ class Network:
                     self.stream.resume(0, message.window)
                 self.down.append(wire.Accepted(rid=RID, job=1, position=0))
             elif self.stream is not None and isinstance(message, wire.Credit):
-                self.stream.credit(message.ack, message.upto)
+                self.stream.credit(message.upto)
             elif isinstance(message, wire.Resume):
                 assert self.stream is not None, "RESUME of what was never accepted"
                 try:
@@ -78,7 +78,7 @@ class Network:
             self.stream.append(str(self.produced))
             self.produced += 1
         if self.produced == self.pieces:
-            self.stream.finish(0)
+            self.stream.finish()
         while pieces := self.stream.take():
             for piece in pieces:
                 self.down.append(wire.Tokens(rid=RID, seq=piece.seq, text=piece.text))

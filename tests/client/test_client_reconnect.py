@@ -44,7 +44,7 @@ def finish(broker: ScriptedBroker, rid: bytes, more: list[str]) -> None:
         stream = broker.streams[rid]
         for text in more:
             stream.append(text)
-        stream.finish(0)
+        stream.finish()
         pump(peer, rid)
 
     broker.do(feed)
@@ -99,7 +99,7 @@ def test_many_replies_survive_one_cut(broker: ScriptedBroker, conductor: Conduct
 
     def end(peer: Peer, message: wire.Resume) -> None:
         broker.streams[message.rid].resume(message.from_seq, message.window)
-        broker.streams[message.rid].finish(0)
+        broker.streams[message.rid].finish()
         pump(peer, message.rid)
 
     broker.on[wire.Resume] = end
@@ -177,7 +177,7 @@ def test_a_broker_that_stays_silent_is_noticed_by_heartbeat(short_tmp: Path) -> 
 def test_a_lost_piece_is_asked_for(broker: ScriptedBroker, conductor: Conductor) -> None:
     def leaky(peer: Peer, message: wire.Decode) -> None:
         stream = open_stream(peer, message, PIECES)
-        stream.finish(0)
+        stream.finish()
         for piece in stream.take():
             if piece.seq != 1:
                 peer.send(wire.Tokens(rid=message.rid, seq=piece.seq, text=piece.text))

@@ -23,6 +23,7 @@ from vram_conductor.broker.errors import no_worker_error
 from vram_conductor.broker.estimates import Estimates
 from vram_conductor.broker.events import (
     ClientBad,
+    ClientFlow,
     ClientGone,
     ClientMessageIn,
     Event,
@@ -75,7 +76,7 @@ class Core:
     ) -> None:
         state = self._state = State(config, broker_epoch, now_ns, version)
         commander = self._commander = Commander(state)
-        delivery = Delivery(state)
+        delivery = self._delivery = Delivery(state)
         self._ending = Ending(state, delivery)
         attempts = Attempts(state, commander, delivery, self._ending)
         self._dispatcher = Dispatcher(state, commander, attempts, self._ending)
@@ -117,6 +118,10 @@ class Core:
                 self._clients.bad(peer, error, rid)
             case ClientGone(peer=peer, dead=dead):
                 self._clients.left(peer, "dead" if dead else "lost")
+            case ClientFlow(peer=peer, behind=behind):
+                session = state.sessions.find(peer)
+                if session is not None:
+                    self._delivery.flow(session, behind=behind)
             case WorkerBad(peer=peer, error=error):
                 state.log("error", "bad_worker_message", reason=error.reason)
             case WorkerGone(peer=peer):
@@ -200,6 +205,8 @@ class Core:
             case ("absent", str()):
                 if state.devices[who].link is None:
                     self._jobs.fail_waiting(who, no_worker_error(who))
+            case ("pump", _):
+                self._delivery.turn()
             case ("drain", _):
                 self._drainage.give_up()
             case ("ttl", AgentKey()):

@@ -97,7 +97,7 @@ class Ending:
         job.state, job.terminal, job.message, job.attempt = "ended", terminal, None, None
         for what in ("queue", "deadline", "orphan", "stop"):
             state.timers.cancel((what, job.job))
-        job.stream.finish(state.now_ns)
+        job.stream.finish()
         for old in state.jobs.ended(job):
             self.forget(old)
         state.timers.set(("result", job.job), state.in_ms(state.config.broker.result_keep_ms))

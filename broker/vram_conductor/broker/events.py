@@ -49,6 +49,14 @@ class ClientGone:
 
 
 @dataclass(frozen=True, slots=True)
+class ClientFlow:
+    """The client is ``behind`` with reading: what it was sent waits here. Or it has caught up."""
+
+    peer: bytes
+    behind: bool
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerMessageIn:
     """A well-formed message of a worker; ``raw`` are the buffers behind the map."""
 
@@ -95,6 +103,7 @@ Event = (
     ClientMessageIn
     | ClientBad
     | ClientGone
+    | ClientFlow
     | WorkerMessageIn
     | WorkerBad
     | WorkerGone

@@ -139,7 +139,7 @@ class JobDesk:
         """More may be sent. For a job that is not known any more it means nothing."""
         job = self._state.jobs.by_rid(session.principal, message.rid)
         if job is not None and job.peer == session.peer:
-            job.stream.credit(message.ack, message.upto)
+            job.stream.credit(message.upto)
             self._delivery.pump(job)
 
     def cancel(self, session: Session, rid: bytes) -> None:

@@ -17,6 +17,7 @@ from vram_conductor.broker.auth import Identity
 from vram_conductor.broker.effects import Append, Effect, Exit, Log, SendClient, SendWorker
 from vram_conductor.broker.events import (
     ClientBad,
+    ClientFlow,
     ClientGone,
     ClientMessageIn,
     Event,
@@ -199,6 +200,8 @@ class Loop:
                 port.bury(now_ns)
         if self._clients.gone or self._workers.gone:
             self._bury(now_ns)
+        for peer, behind in self._clients.take_flow():
+            self._handle(ClientFlow(peer, behind), now_ns)
         if self._journal.trouble != self._trouble:
             self._trouble = self._journal.trouble
             self._handle(JournalTrouble(self._trouble), now_ns)

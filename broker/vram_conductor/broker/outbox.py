@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-PEER_BYTES_MAX = 64 * 1024 * 1024
-"""Room for one whole stream (STREAM_BYTES_MAX) in small pieces: with less, a client that RESUMEs
-a long reply would be dropped again and again."""
+PEER_BYTES_MAX = 24 * 1024 * 1024
+"""Room for some of the largest answers. Streams need little of it: a client that is behind gets no
+more of them until it has caught up."""
 
 TOTAL_BYTES_MAX = 256 * 1024 * 1024
 STALL_NS = 30_000_000_000
@@ -85,6 +85,11 @@ class Outbox:
         self.bytes -= size
         if not waiting.messages:
             del self._peers[peer]
+
+    def waiting_bytes(self, peer: bytes) -> int:
+        """What waits for a peer takes so much memory."""
+        waiting = self._peers.get(peer)
+        return waiting.bytes if waiting else 0
 
     def stalled(self, peer: bytes, now_ns: int) -> bool:
         """Whether nothing left for this peer for too long."""

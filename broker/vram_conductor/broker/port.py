@@ -18,6 +18,9 @@ from vram_conductor.protocol.sockets import Listener, Socket
 
 M = TypeVar("M")
 
+BEHIND_BYTES = 256 * 1024
+"""A peer for which so much waits here is behind; it has caught up when nothing does."""
+
 FLUSH_NS = 2_000_000
 """How often to offer waiting messages again; a ROUTER cannot be polled for one peer's room."""
 
@@ -81,6 +84,8 @@ class Port(Generic[M]):
         self._watch = PeerWatch(listener.socket)
         self._flush_at_ns = 0
         self._cut_off: set[bytes] = set()
+        self._behind: set[bytes] = set()
+        self._flow: dict[bytes, bool] = {}
         self._bad: dict[bytes, tuple[int, int]] = {}
 
     @property
@@ -176,6 +181,9 @@ class Port(Generic[M]):
                     self.outbox.sent(peer, now_ns)
             if self.outbox.stalled(peer, now_ns):
                 self._drop(peer)
+            elif peer in self._behind and peer not in self.outbox:
+                self._behind.discard(peer)
+                self._flow[peer] = False
 
     def _offer(self, peer: bytes, frames: list[bytes], now_ns: int) -> bool:
         """False if the peer's queue is full. A gone peer counts as sent."""
@@ -199,6 +207,16 @@ class Port(Generic[M]):
     def _keep(self, peer: bytes, frames: list[bytes], now_ns: int) -> None:
         for victim in self.outbox.push(peer, frames, now_ns):
             self._drop(victim)
+        if peer not in self._behind and self.outbox.waiting_bytes(peer) > BEHIND_BYTES:
+            self._behind.add(peer)
+            self._flow[peer] = True
+
+    def take_flow(self) -> list[tuple[bytes, bool]]:
+        """Who has fallen behind (True) or caught up since the last call."""
+        if not self._flow:
+            return []
+        flow, self._flow = self._flow, {}
+        return list(flow.items())
 
     # --- gone peers ---------------------------------------------------------------------------
 
@@ -234,6 +252,8 @@ class Port(Generic[M]):
         """Nothing is sent to the peer any more."""
         self.outbox.forget(peer)
         self._bad.pop(peer, None)
+        self._flow.pop(peer, None)
+        self._behind.discard(peer)
         self._cut_off.add(peer)
 
     def _drop(self, peer: bytes) -> None:

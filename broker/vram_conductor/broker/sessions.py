@@ -26,6 +26,7 @@ class Session:
     Attributes:
         jobs: numbers of the jobs whose output it receives.
         ephemeral: agents that go when it ends.
+        behind: it does not read as fast as it is sent to.
     """
 
     peer: bytes
@@ -35,6 +36,7 @@ class Session:
     liveness: Liveness
     jobs: set[int] = field(default_factory=set)
     ephemeral: set[AgentKey] = field(default_factory=set)
+    behind: bool = False
 
 
 class Sessions:
