@@ -39,8 +39,9 @@ from vram_conductor.broker.events import (
 )
 from vram_conductor.broker.journal import Journal
 from vram_conductor.broker.journal_open import open_journal
+from vram_conductor.broker.large_sends import IN_FLIGHT_BYTES_MAX, LARGE_BYTES
 from vram_conductor.broker.loop import MESSAGES_PER_TURN, Loop
-from vram_conductor.broker.outbox import Outbox
+from vram_conductor.broker.outbox import PEER_BYTES_MAX, Outbox
 from vram_conductor.broker.port import BAD_PER_SECOND_MAX, FLUSH_NS, Port
 from vram_conductor.broker.records import BrokerEpoch
 from vram_conductor.broker.stop import Stop
@@ -71,6 +72,7 @@ from vram_conductor.protocol.values import ConversationKey
 
 WAIT_S = 20.0
 WAIT_MS = 20_000
+MIB = 1 << 20
 RID = b"0123456789abcdef"
 
 
@@ -644,6 +646,35 @@ def test_a_reader_that_never_reads_is_dropped_and_hurts_nobody(start: Start) -> 
         assert isinstance(message, Tokens)
         assert message.seq in (expected, 0)
         expected = message.seq + 1
+
+
+def test_large_answers_that_nobody_reads_are_bounded_by_bytes(start: Start) -> None:
+    running = start()
+    running.core.burst, running.core.piece = 1, "x" * MIB
+    slow, other = running.connect(hwm=1), running.connect()
+    for n in range(60):
+        slow.send(Status(rid=RID))
+        if n % 8 == 0:
+            other.ping(n)
+    until(lambda: bool(running.core.seen(ClientGone)))
+    other.ping(99)
+    # It took what libzmq and the kernel hold, what waited, and not one more.
+    asked = len(running.core.seen(ClientMessageIn, running.core.seen(ClientGone)[0].peer))  # type: ignore[union-attr]
+    assert asked * MIB <= PEER_BYTES_MAX + IN_FLIGHT_BYTES_MAX + 8 * MIB
+
+
+def test_large_answers_arrive_whole_and_in_order_among_small_ones(start: Start) -> None:
+    running = start()
+    slow = running.connect()
+    sizes = [MIB, 10, 3 * MIB, LARGE_BYTES, LARGE_BYTES - 1, 6 * MIB, 5]
+    for size in sizes:
+        running.core.burst, running.core.piece = 2, "y" * size
+        slow.send(Status(rid=RID))
+        seen = len(running.core.seen(ClientMessageIn))
+        until(lambda seen=seen: len(running.core.seen(ClientMessageIn)) >= seen)  # type: ignore[misc]
+        for seq in range(2):
+            assert slow.receive() == Tokens(rid=RID, seq=seq, text="y" * size)
+    assert running.clients.outbox.bytes == 0
 
 
 def test_all_slow_readers_together_are_bounded(start: Start) -> None:

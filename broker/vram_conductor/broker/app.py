@@ -49,7 +49,7 @@ from vram_conductor.protocol.sockets import listen
 from vram_conductor.protocol.version import VERSION
 
 CLIENT_HWM = 1_000
-"""Messages that libzmq queues per client; what a client may leave unread costs that much memory."""
+"""Messages that libzmq queues per client: small ones. Large ones are counted by bytes."""
 
 OPEN_FILES = 65_536
 """One descriptor per connection; the usual soft limit of 1024 is fewer than SESSIONS_MAX."""

@@ -1,8 +1,8 @@
 """Messages that a socket did not take yet (*pure*): small, bounded, in order, per peer.
 
-ZeroMQ queues a thousand messages per peer; who is further behind than that waits here. A peer
-that does not catch up is dropped rather than remembered for ever: its streams are kept by the
-core, and it can RESUME them.
+ZeroMQ queues a thousand small messages per peer, or a few large ones; what is further behind than
+that waits here. A peer that does not catch up is dropped rather than remembered for ever: its
+streams are kept by the core, and it can RESUME them.
 """
 
 from __future__ import annotations

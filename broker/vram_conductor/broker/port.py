@@ -9,6 +9,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import msgspec
 import zmq
 
+from vram_conductor.broker.large_sends import LARGE_BYTES, LargeSends
 from vram_conductor.broker.outbox import Outbox
 from vram_conductor.broker.peer_watch import Gone, PeerWatch
 from vram_conductor.protocol import limits
@@ -84,6 +85,7 @@ class Port(Generic[M]):
         self._watch = PeerWatch(listener.socket)
         self._flush_at_ns = 0
         self._cut_off: set[bytes] = set()
+        self._large = LargeSends()
         self._behind: set[bytes] = set()
         self._flow: dict[bytes, bool] = {}
         self._bad: dict[bytes, tuple[int, int]] = {}
@@ -187,11 +189,17 @@ class Port(Generic[M]):
 
     def _offer(self, peer: bytes, frames: list[bytes], now_ns: int) -> bool:
         """False if the peer's queue is full. A gone peer counts as sent."""
+        large_bytes = sum(len(frame) for frame in frames if len(frame) >= LARGE_BYTES)
+        if large_bytes and not self._large.room(peer, large_bytes):
+            return False
         try:
             # Only the first part can fail; then nothing of the message has left. (This is
             # send_multipart without its arithmetic on enums, which costs as much as the sending.)
             send = self.socket.send
             send(peer, _MORE)
+            if large_bytes:
+                self._send_large(peer, frames)
+                return True
             for part in frames[:-1]:
                 send(part, _MORE)
             send(frames[-1], _LAST)
@@ -203,6 +211,16 @@ class Port(Generic[M]):
             self._cut(peer)
             self._watch.lost(peer, now_ns)
         return True
+
+    def _send_large(self, peer: bytes, frames: list[bytes]) -> None:
+        """What follows the routing id, of which some frames are large."""
+        for index, part in enumerate(frames, 1):
+            flags = _LAST if index == len(frames) else _MORE
+            if len(part) < LARGE_BYTES:
+                self.socket.send(part, flags)
+            else:
+                tracker = self.socket.send(part, flags, copy=False, track=True)
+                self._large.sent(peer, len(part), tracker)
 
     def _keep(self, peer: bytes, frames: list[bytes], now_ns: int) -> None:
         for victim in self.outbox.push(peer, frames, now_ns):
@@ -253,6 +271,7 @@ class Port(Generic[M]):
         self.outbox.forget(peer)
         self._bad.pop(peer, None)
         self._flow.pop(peer, None)
+        self._large.forget(peer)
         self._behind.discard(peer)
         self._cut_off.add(peer)
 
