@@ -118,7 +118,11 @@ def place(
 
 
 def fit_n_ctx(
-    ledger: Ledger, claim: Claim, fit_cells: int | None, n_ctx_train: int | None = None
+    ledger: Ledger,
+    claim: Claim,
+    fit_cells: int | None,
+    n_ctx_train: int | None = None,
+    fixed_bytes: int = 0,
 ) -> int:
     """The largest n_ctx, up to the claim's own, that would be admitted; in tokens, 0: none.
 
@@ -126,10 +130,11 @@ def fit_n_ctx(
         fit_cells: the worker's answer to ``Ledger.fit_bytes`` at the claim's slots; None: the
             device is not what limits (code HOST).
         n_ctx_train: the model's own limit.
+        fixed_bytes: the part of the claim's state that does not depend on n_ctx, if known.
 
     The other members' share of the pool's cells, the slots and the host ledger are taken into
-    account. Where the host ledger limits, the state is taken in proportion to n_ctx, which is
-    too high where part of it is fixed: ask for an estimate of the result, and call again with
+    account. Where the host ledger limits, the rest of the state is taken in proportion to n_ctx,
+    which is too high where more of it is fixed: ask for an estimate of the result, and call again with
     that claim until the answer stays.
     """
     n_ctx = claim.n_ctx if n_ctx_train is None else min(claim.n_ctx, n_ctx_train)
@@ -137,7 +142,8 @@ def fit_n_ctx(
         n_ctx = min(n_ctx, ledger.largest_n_ctx(claim, fit_cells))
     room = ledger.host_largest_state_bytes
     if claim.state_bytes > room:
-        scaled = claim.n_ctx * room // claim.state_bytes
+        fixed_bytes = min(fixed_bytes, room)
+        scaled = claim.n_ctx * (room - fixed_bytes) // (claim.state_bytes - fixed_bytes)
         pad = pad_cells(1)
         n_ctx = min(n_ctx, scaled - scaled % pad if scaled >= pad else scaled)
     return max(0, n_ctx)

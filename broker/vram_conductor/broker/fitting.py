@@ -17,13 +17,15 @@ from vram_conductor.broker.state import State
 from vram_conductor.protocol.commands import Estimate, Estimated
 from vram_conductor.protocol.errors import ConductorError
 
-ROUNDS_MAX = 3
-"""The first answer is exact unless host memory is short; then the state's size is refined."""
+ROUNDS_MAX = 4
+"""The first answer is exact unless host memory is short; then the state's size is refined: a
+guess in proportion, one on the line through two known sizes, and the question whether it holds."""
 
 
 @dataclass(slots=True)
 class Fit:
-    """A probe in progress. ``claim``: of the last answer; ``n_ctx``: the best guess so far."""
+    """A probe in progress. ``claim``: what is asked about; ``known``: the one that was answered
+    before; ``n_ctx``: the best guess so far."""
 
     inquiry: Inquiry
     refusal: Refusal
@@ -32,6 +34,7 @@ class Fit:
     on_answer: Callable[[Refusal], None]
     question: Question | None = None
     n_ctx: int | None = None
+    known: Claim | None = None
     rounds: int = 0
 
 
@@ -91,10 +94,12 @@ class Fitting:
         train = message.model.n_ctx_train or None
         try:
             claim = Claim.of(message, fit.claim.agent, fit.claim.n_ctx, spec.slots)
-            n_ctx = admission.fit_n_ctx(device.ledger, claim, message.fit_cells, train)
+            fixed = _fixed_bytes(fit.known, claim)
+            n_ctx = admission.fit_n_ctx(device.ledger, claim, message.fit_cells, train, fixed)
         except ConductorError:
             self._finish(fit)
             return
+        fit.known = claim
         settled = n_ctx == fit.n_ctx or fit.deny.code is DenyCode.CAP
         fit.n_ctx = n_ctx if fit.n_ctx is None else min(n_ctx, fit.n_ctx)
         if settled or n_ctx < 1 or fit.rounds >= ROUNDS_MAX or not device.ready:
@@ -118,3 +123,11 @@ class Fitting:
         deny = dataclasses.replace(fit.deny, largest_n_ctx_that_fits=fit.n_ctx)
         others = [other for other in fit.refusal.denies if other is not fit.deny]
         fit.on_answer(Refusal((deny, *others)))
+
+
+def _fixed_bytes(larger: Claim | None, smaller: Claim) -> int:
+    """The part of a state that does not depend on the context, from two contexts' states."""
+    if larger is None or larger.n_ctx <= smaller.n_ctx:
+        return 0
+    growth_bytes, tokens = larger.state_bytes - smaller.state_bytes, larger.n_ctx - smaller.n_ctx
+    return max(0, smaller.state_bytes - smaller.n_ctx * growth_bytes // tokens)
