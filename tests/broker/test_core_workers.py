@@ -340,6 +340,48 @@ def test_worker_that_leaves_gives_its_jobs_back() -> None:
     client.done(rid)
 
 
+def test_job_that_a_leaving_worker_cuts_off_says_what_stays() -> None:
+    bench, worker, client = setup()
+    rid = client.decode("coder")
+    worker.start(worker.job("coder"), [1])
+    worker.tokens(worker.job("coder"), "a", [10])
+    worker.fail(worker.job("coder").run, Code.UNAVAILABLE, "worker_draining")
+    error = client.error(rid)
+    assert (error.code, error.reason, error.retryable) == (Code.UNAVAILABLE, "worker_left", True)
+    assert error.details["generated_tokens"] == 1
+    assert "1 tokens stay in the conversation" in error.message
+    ended = client.got(rid, m.Error)[0]
+    assert ended.usage is not None
+    assert (ended.usage.generated_tokens, ended.usage.state_version) == (1, 1)
+    assert isinstance(bench.records[-1], ConversationCommitted)
+
+
+def test_job_that_a_leaving_worker_did_not_begin_is_done_by_the_next_one() -> None:
+    bench, worker, client = setup()
+    rid = client.decode("coder")
+    behind = client.decode("coder", conversation="side")
+    worker.fail(worker.job("coder").run, Code.UNAVAILABLE, "worker_draining")
+    worker.fail(worker.job("coder", "side").run, Code.UNAVAILABLE, "worker_draining")
+    assert len(worker.all(c.Run)) == 2, "nothing more is sent to a worker that leaves"
+    late = client.decode("coder", conversation="late")
+    assert len(worker.all(c.Run)) == 2
+    worker.say(c.WorkerBye(worker_epoch=1))
+    new = bench.worker(epoch=2)
+    for conversation, waiting in (("main", rid), ("side", behind), ("late", late)):
+        new.finish(new.job("coder", conversation))
+        client.done(waiting)
+
+
+def test_registration_that_meets_a_leaving_worker_is_done_by_the_next_one() -> None:
+    bench, worker, client = setup()
+    worker.auto -= {c.Load}
+    rid = client.register("more")
+    worker.fail(worker.waiting(c.Load), Code.UNAVAILABLE, "worker_draining")
+    worker.say(c.WorkerBye(worker_epoch=1))
+    bench.worker(epoch=2)
+    client.ok(rid)
+
+
 def test_agent_that_cannot_be_loaded_again_is_suspended_and_comes_back_when_asked() -> None:
     bench, worker, client = setup("coder", "writer")
     bench.kill(worker)

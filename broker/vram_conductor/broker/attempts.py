@@ -7,7 +7,7 @@ import msgspec
 from vram_conductor.broker.commanding import Commander
 from vram_conductor.broker.delivery import Delivery
 from vram_conductor.broker.ending import Ending
-from vram_conductor.broker.errors import CANCELLED, cancelled_error
+from vram_conductor.broker.errors import CANCELLED, cancelled_error, cut_off_error
 from vram_conductor.broker.jobs import ATTEMPTS_MAX, Job
 from vram_conductor.broker.links import ReplyMessage
 from vram_conductor.broker.registry import Conversation
@@ -73,8 +73,8 @@ class Attempts:
         self._ending.error(job, error)
 
     def lost(self, job: Job, error: ErrorInfo) -> None:
-        """The worker that had the attempt is gone: again from the start if nobody saw a token,
-        else the end."""
+        """The worker that had the attempt is gone, or leaves without finishing it: again from
+        the start if nobody saw a token, else the end."""
         attempt = job.attempt
         if attempt is None:
             return
@@ -84,9 +84,7 @@ class Attempts:
         elif job.lost < ATTEMPTS_MAX and not self._state.draining and job.stream.restart():
             self._requeue(job)
         else:
-            tokens = attempt.generated_tokens
-            details = {**error.details, "generated_tokens": tokens, "attempts": job.lost}
-            self._ending.error(job, msgspec.structs.replace(error, details=details))
+            self._ending.error(job, cut_off_error(error, attempt.generated_tokens, job.lost))
 
     # --- replies ------------------------------------------------------------------------------
 

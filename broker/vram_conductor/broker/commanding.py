@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from vram_conductor.broker.devices import Device
+from vram_conductor.broker.errors import LEAVING, left_error
 from vram_conductor.broker.links import OnLost, OnReply, OpenOp, ReplyMessage, WorkerLink
 from vram_conductor.broker.state import State
 from vram_conductor.protocol.commands import Budget, CancelRun, Command, Failed, ToWorker
@@ -80,7 +81,12 @@ class Commander:
         ):
             self._state.log("debug", "stale_reply", device=device.id, op=message.op)
             return
-        if open_op.on_reply(message, raw):
+        if isinstance(message, Failed) and message.error.reason == LEAVING:
+            # The next worker will do it: for this one it is as if it had left already.
+            link.draining = True
+            self.drop(device, message.op)
+            open_op.on_lost(left_error(device.id))
+        elif open_op.on_reply(message, raw):
             self.drop(device, message.op)
 
     def expire(self, device: Device, op: int) -> None:

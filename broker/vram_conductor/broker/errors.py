@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from vram_conductor.broker.links import ReplyMessage, WorkerLink
 from vram_conductor.broker.restored import ID_BYTES
 from vram_conductor.protocol import limits
@@ -12,6 +14,9 @@ CANCELLED = "cancelled"
 
 LEFT = "worker_left"
 """Reason of a loss that was no accident."""
+
+LEAVING = "worker_draining"
+"""The worker's reason for not doing, or not finishing, what it was asked."""
 
 
 def no_worker_error(*devices: str) -> ErrorInfo:
@@ -54,6 +59,20 @@ def left_error(device: str) -> ErrorInfo:
         retry_after_ms=2_000,
         details={"device": device},
     )
+
+
+def cut_off_error(error: ErrorInfo, tokens: int, attempts: int) -> ErrorInfo:
+    """``error``, of a lost worker, as the end of a job that had generated ``tokens``."""
+    details = {**error.details, "generated_tokens": tokens, "attempts": attempts}
+    if not tokens:
+        return msgspec.structs.replace(error, details=details)
+    what = "was stopped" if error.reason == LEFT else "was lost"
+    message = (
+        f"the worker of {error.details.get('device', 'the device')} {what} in the middle of the "
+        f"answer; its {tokens} tokens stay in the conversation (usage.state_version): continue "
+        "from there; the same request again would be answered a second time, after them"
+    )
+    return msgspec.structs.replace(error, message=message, details=details)
 
 
 def taken_error(device: str, link: WorkerLink) -> ErrorInfo:

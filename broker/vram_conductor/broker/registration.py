@@ -165,7 +165,11 @@ class Registration:
                 self._reserve(pending, answer)
             case Refusal() if pending.inquiry.lost:
                 lost = answer.closest.device in pending.inquiry.lost
-                error = lost_error(answer.closest.device) if lost else refusal.error(answer)
+                error = (
+                    lost_error(answer.closest.device)
+                    if lost
+                    else refusal.error(answer, pending.key.principal)
+                )
                 self._lost(pending, error)
             case Refusal():
                 pending.fit = self._fitting.probe(
@@ -196,7 +200,7 @@ class Registration:
         self._estimates.ask(pending.inquiry)
 
     def _refused(self, pending: Pending, answer: Refusal) -> None:
-        self._fail(pending, refusal.error(answer))
+        self._fail(pending, refusal.error(answer, pending.key.principal))
 
     def _reserve(self, pending: Pending, admit: Admit) -> None:
         device = self._state.devices[admit.device]
@@ -218,7 +222,7 @@ class Registration:
         device = self._state.devices[reservation.device]
         if isinstance(result, ErrorInfo):
             self._roll_back(pending, device)
-            if device.link is None:
+            if not device.ready:
                 self._lost(pending, result)
             else:
                 self._fail(pending, result)
@@ -231,7 +235,7 @@ class Registration:
             return
         if isinstance(answer, Deny):
             self._roll_back(pending, device)
-            self._fail(pending, refusal.error(answer))
+            self._fail(pending, refusal.error(answer, pending.key.principal))
             return
         self._commit(pending, device, result)
 

@@ -27,7 +27,7 @@ from vram_conductor.worker.job import Job
 from vram_conductor.worker.jobs import Jobs
 from vram_conductor.worker.outbox import Outbox, info_of
 from vram_conductor.worker.parking import Parking
-from vram_conductor.worker.prepare import prepare
+from vram_conductor.worker.preparing import Preparing
 from vram_conductor.worker.residency import Residency
 from vram_conductor.worker.store import Store
 
@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 def draining() -> Unavailable:
     """Why a job that could run elsewhere, or later, does not run here."""
     return Unavailable(
-        "worker_draining", "this worker is leaving; the job can run again", retryable=True
+        "worker_draining", "this worker is leaving; the next one can do it", retryable=True
     )
 
 
@@ -59,7 +59,7 @@ class Dispatch:
         store: Store,
         outbox: Outbox,
         clock: Callable[[], int],
-        draw_seed: Callable[[], int],
+        preparing: Preparing,
     ) -> None:
         self._residency = residency
         self._jobs = jobs
@@ -69,7 +69,7 @@ class Dispatch:
         self._store = store
         self._outbox = outbox
         self._clock = clock
-        self._draw_seed = draw_seed
+        self._preparing = preparing
         self.drains: list[Drain] = []
         self.drain_ns = 0
 
@@ -177,11 +177,10 @@ class Dispatch:
             waiting_ns=now_ns,
             deadline_ns=None if timeout_ms is None else now_ns + timeout_ms * 1_000_000,
         )
-        if job.pool.weights.handle is not None:
-            # Bad input is refused at once, whatever the queue looks like.
-            prepare(job, self._draw_seed)
         conversation.used_ns = now_ns
         self._jobs.add(job)
+        # Bad input is refused as soon as it is known, whatever the queue looks like.
+        self._preparing.ask(job)
 
     def _refuse_while_draining(self) -> None:
         if self.drains:
