@@ -119,7 +119,7 @@ def _announce(output: Output, endpoints: dict[str, str], devices: list[str]) -> 
         f"  clients  {endpoints['clients']}\n"
         f"  workers  {endpoints['workers']}\n"
         f"  devices  {', '.join(devices) or 'none here: start them with conductor worker'}\n"
-        "next, in another terminal: conductor register NAME --model MODEL; conductor status"
+        "next, in another terminal: conductor register NAME --model MODEL"
     )
 
 
