@@ -134,8 +134,8 @@ def fit_n_ctx(
 
     The other members' share of the pool's cells, the slots and the host ledger are taken into
     account. Where the host ledger limits, the rest of the state is taken in proportion to n_ctx,
-    which is too high where more of it is fixed: ask for an estimate of the result, and call again with
-    that claim until the answer stays.
+    which is too high where more of it is fixed: ask for an estimate of the result, and call again
+    with that claim until the answer stays.
     """
     n_ctx = claim.n_ctx if n_ctx_train is None else min(claim.n_ctx, n_ctx_train)
     if fit_cells is not None:
