@@ -39,12 +39,14 @@ from vram_conductor.protocol.values import (
     Memory,
     ModelInfo,
     PoolShape,
+    Swap,
     Usage,
 )
 
 MIB = 1 << 20
 MS = 1_000_000
 PRINCIPAL = "local"
+NO_SWAP = Swap()
 M = TypeVar("M")
 
 
@@ -295,11 +297,11 @@ class ScriptedWorker:
         job.generated += ids
         self.reply(job.run, c.RunTokens, job=job.run.job, text=text, ids=list(ids))
 
-    def done(self, job: Job, stop_reason: Any = "eos", **fields: Any) -> None:
+    def done(self, job: Job, stop_reason: Any = "eos", swap: Swap = NO_SWAP, **fields: Any) -> None:
         self.jobs.pop(job.run.op, None)
         if job.generated:
             self.transcripts[job.run.conversation] = job.transcript + job.generated
-        usage = Usage(generated_tokens=len(job.generated), stop_reason=stop_reason)
+        usage = Usage(generated_tokens=len(job.generated), stop_reason=stop_reason, swap=swap)
         self.reply(job.run, c.RunDone, job=job.run.job, usage=usage, **fields)
 
     def finish(self, job: Job, text: str = "hi", ids: Sequence[int] = (7, 8)) -> None:
@@ -451,9 +453,9 @@ class Bench:
     def rid(self) -> bytes:
         return next(self._rids).to_bytes(16, "big")
 
-    def client(self, name: str = "c1") -> Client:
+    def client(self, name: str = "c1", principal: str = PRINCIPAL) -> Client:
         """A client with a session."""
-        client = Client(self, name.encode())
+        client = Client(self, name.encode(), principal)
         client.send(m.Hello(v=(1, 0)))
         return client
 
@@ -473,12 +475,15 @@ class Bench:
 class Client:
     """A client's connection."""
 
-    def __init__(self, bench: Bench, peer: bytes) -> None:
+    def __init__(self, bench: Bench, peer: bytes, principal: str = PRINCIPAL) -> None:
         self.bench = bench
         self.peer = peer
+        self.principal = principal
 
     def send(self, message: Any) -> None:
-        self.bench.post(ClientMessageIn(self.peer, PRINCIPAL, same_user_ipc=True, message=message))
+        self.bench.post(
+            ClientMessageIn(self.peer, self.principal, same_user_ipc=True, message=message)
+        )
 
     def gone(self, *, dead: bool = False) -> None:
         """The transport notices that the client is gone; ``dead``: its process has ended."""

@@ -12,6 +12,7 @@ from vram_conductor.broker.jobs import Job
 from vram_conductor.broker.records import ConversationCommitted
 from vram_conductor.broker.registry import Agent, Conversation, drop_if_unused
 from vram_conductor.broker.state import MS, State
+from vram_conductor.broker.tenants import own_names
 from vram_conductor.protocol.errors import ErrorInfo
 from vram_conductor.protocol.messages import Done, Error
 from vram_conductor.protocol.values import Usage
@@ -78,8 +79,10 @@ class Ending:
         def ms(moment_ns: int | None) -> float:
             return 0.0 if moment_ns is None else (moment_ns - job.received_ns) / MS
 
+        evicted = own_names(usage.swap.evicted, job.principal)
         return msgspec.structs.replace(
             usage,
+            swap=msgspec.structs.replace(usage.swap, evicted=evicted),
             state_version=version,
             queue_ms=ms(job.started_ns),
             ttft_ms=ms(job.first_token_ns),

@@ -8,6 +8,7 @@ from typing import Any
 
 from vram_conductor.broker.admission import Refusal
 from vram_conductor.broker.decisions import Deny, DenyCode
+from vram_conductor.broker.tenants import own_lines
 from vram_conductor.protocol.errors import LEDGER_DENY, Code, ErrorInfo
 from vram_conductor.protocol.values import Line
 
@@ -118,15 +119,16 @@ def line(deny: Deny) -> str:
     return " ".join(words) + f' hint="{quoted}"'
 
 
-def error(refusal: Refusal | Deny) -> ErrorInfo:
-    """The wire error: reason ``VRAM_LEDGER_DENY``, exact bytes in ``details``.
+def error(refusal: Refusal | Deny, principal: str | None = None) -> ErrorInfo:
+    """The wire error: reason ``VRAM_LEDGER_DENY``, exact bytes in ``details``. It is told to
+    ``principal``: other principals' agents are not named.
 
     RESOURCE_EXHAUSTED (retryable) where it could fit later; OUT_OF_RANGE where it can never
     fit, on no device, even if all else left; NOT_FOUND where there is no such device.
     """
     denies = refusal.denies if isinstance(refusal, Refusal) else (refusal,)
     first = refusal.closest if isinstance(refusal, Refusal) else refusal
-    details = {**_numbers(first), "lines": _lines(first.lines)}
+    details = {**_numbers(first), "lines": _lines(own_lines(first.lines, principal))}
     if len(denies) > 1:
         details["devices"] = [_numbers(deny) for deny in denies]
     code = Code.RESOURCE_EXHAUSTED

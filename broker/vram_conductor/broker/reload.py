@@ -197,7 +197,7 @@ class Reload:
             return
         if isinstance(answer, Deny):
             self._unload(back, device)
-            self._fail(back, refusal.error(answer))
+            self._fail(back, refusal.error(answer, back.agent.key.principal))
             return
         self._finish(back, result)
 
@@ -234,7 +234,7 @@ class Reload:
     def _denied_by(self, back: Return, deny: Deny) -> None:
         if deny.claim is not None:
             self._denied[back.agent.key] = deny.claim
-        self._fail(back, refusal.error(deny))
+        self._fail(back, refusal.error(deny, back.agent.key.principal))
 
     def _fail(self, back: Return, error: ErrorInfo) -> None:
         agent = back.agent

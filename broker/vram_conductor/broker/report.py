@@ -7,6 +7,7 @@ from vram_conductor.broker.jobs import Job
 from vram_conductor.broker.links import WorkerLink
 from vram_conductor.broker.registry import Agent
 from vram_conductor.broker.state import MS, State
+from vram_conductor.broker.tenants import own_lines, own_names
 from vram_conductor.protocol.status import (
     AgentStatus,
     ConversationStatus,
@@ -30,7 +31,7 @@ def status_report(state: State, principal: str | None) -> StatusReport:
         draining=state.draining,
         journal_trouble=state.journal_trouble,
         sessions=len(state.sessions),
-        devices=[_device(state, device) for device in state.devices.values()],
+        devices=[_device(state, device, principal) for device in state.devices.values()],
         agents=agent_list(state, list(agents)),
         agents_total=len(state.registry),
         queued=len(state.queue),
@@ -82,7 +83,7 @@ def _agent(state: State, agent: Agent, sharing: list[str], running: int) -> Agen
         pool_bytes=pool.bytes if pool is not None else 0,
         state_bytes=claim.state_bytes if claim is not None else 0,
         unmeasured=ledger.is_unmeasured(agent.key) if claim is not None else False,
-        shared_with=[other for other in sharing if other != name],
+        shared_with=own_names((n for n in sharing if n != name), agent.key.principal),
         rollback=agent.model.rollback,
         ephemeral=agent.spec.ephemeral,
         ttl_s=agent.spec.ttl_s,
@@ -111,7 +112,7 @@ def _conversations(agent: Agent, device: Device) -> list[ConversationStatus]:
     return out
 
 
-def _device(state: State, device: Device) -> DeviceStatus:
+def _device(state: State, device: Device, principal: str | None) -> DeviceStatus:
     totals = device.ledger.totals()
     report = device.residency
     resident = list(report.lines) if report else []
@@ -134,11 +135,11 @@ def _device(state: State, device: Device) -> DeviceStatus:
         host=LedgerStatus(
             cap_bytes=totals.host_cap_bytes,
             promised_bytes=totals.host_promised_bytes,
-            lines=list(device.ledger.host_lines()),
+            lines=own_lines(device.ledger.host_lines(), principal),
         ),
         resident=resident,
         resident_bytes=resident_bytes,
-        parked=list(report.host_lines) if report else [],
+        parked=own_lines(report.host_lines, principal) if report else [],
         memory=memory,
         sample_age_ms=device.ledger.sample_age_ms(state.now_ns),
         unattributed_bytes=unattributed,

@@ -193,7 +193,8 @@ class Swap(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What had to move before a job could run.
 
     Attributes:
-        evicted: conversations or pools that left the device for this job.
+        evicted: conversations, pools and weights that left the device for this job; to a client,
+            other principals' conversations are counted in a last entry (``2 others``).
         restored: this conversation's parked KV was put back.
         bytes: bytes moved, both directions.
         ms: time spent moving, in milliseconds.
