@@ -31,6 +31,8 @@ def test_a_report_has_the_ledgers_keys_and_adds_up() -> None:
         "pool:full@f16",
         "pool:window@f16",
     ]
+    # A pool's size is of one shape; without it the ledger could not tell which.
+    assert [line.shape for line in report.lines[3:]] == [PoolShape(100, 1), PoolShape(50, 1)]
     assert sum(line.bytes for line in report.lines) == report.own_bytes
     assert report.own_bytes == 7 + driver.device.allocated_bytes
     assert [line.key for line in report.host_lines] == [

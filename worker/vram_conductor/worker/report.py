@@ -36,7 +36,7 @@ def report(
     for key, pool in residency.pools.items():
         if pool.shape is not None:
             detail = f"{pool.shape.cells} cells, {pool.shape.slots} slots"
-            lines.append(Line(f"pool:{key}", pool.open_bytes, detail=detail))
+            lines.append(Line(f"pool:{key}", pool.open_bytes, detail=detail, shape=pool.shape))
             if pool.weights.scratch_bytes:
                 line = Line(f"scratch:{pool.weights.model}", pool.weights.scratch_bytes)
                 lines += [] if line in lines else [line]
