@@ -7,7 +7,6 @@ import sys
 from typing import Any
 
 import msgspec
-import pytest
 from scripted_broker import Peer, ScriptedBroker, eventually
 from terminal import Terminal
 
@@ -138,41 +137,18 @@ def test_what_register_says(broker: ScriptedBroker, capsys: Any) -> None:
     assert value["weights_bytes"] == 96_587_254
 
 
-def no_worker(peer: Peer, message: wire.Register) -> None:
-    error = ErrorInfo(
-        Code.UNAVAILABLE, "no_worker", "no worker", retryable=True, details={"device": "cpu"}
-    )
-    peer.fail(message.rid, error)
-
-
-def test_a_worker_that_is_only_starting_is_waited_for(broker: ScriptedBroker) -> None:
-    admit = broker.on[wire.Register]
-    broker.on[wire.Register] = lambda peer, message: (
-        no_worker if len(broker.of(wire.Register)) < 4 else admit
-    )(peer, message)
-    assert run(broker, "register", "coder", "--model", "m") == 0
-    assert len(broker.of(wire.Register)) == 4
-
-
-def test_a_worker_that_never_comes_is_an_error(
-    broker: ScriptedBroker, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
-    monkeypatch.setattr(cli_agents, "WORKER_PATIENCE_S", 0.3)
-    broker.on[wire.Register] = no_worker
-    assert run(broker, "register", "coder", "--model", "m") == 6
-    assert len(broker.of(wire.Register)) > 1
-    assert "(no_worker)" in capsys.readouterr().err
-
-
 def test_a_slow_load_shows_life_on_a_terminal(broker: ScriptedBroker) -> None:
     def load(peer: Peer, message: wire.Register) -> None:
-        peer.send(wire.Progress(rid=message.rid, stage="load", total=98_362_432))
+        peer.send(wire.Progress(rid=message.rid, stage="worker"))
         held.append((peer, message))
 
     held: list[tuple[Peer, wire.Register]] = []
     admit, broker.on[wire.Register] = broker.on[wire.Register], load
     command = [*CONDUCTOR, "register", "c", "--model", "m", "--clients", broker.endpoint]
     with Terminal(command) as terminal:
+        terminal.expect("waiting for a worker for m … ")
+        peer, message = held[0]
+        peer.send(wire.Progress(rid=message.rid, stage="load", total=98_362_432))
         terminal.expect("loading m, 93.8 MiB … ")
         terminal.expect("1.0")  # seconds: it moves
         admit(*held[0])

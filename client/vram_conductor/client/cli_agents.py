@@ -17,7 +17,6 @@ from vram_conductor.client.requests import RegisterOptions
 from vram_conductor.client.sync import Conductor
 from vram_conductor.client.text import duration, size
 from vram_conductor.protocol.config import client_endpoint, load_config, overlay
-from vram_conductor.protocol.errors import Unavailable
 from vram_conductor.protocol.limits import DEFAULT_CONVERSATION
 from vram_conductor.protocol.status import AgentStatus
 
@@ -32,8 +31,12 @@ SAMPLING: dict[str, tuple[type, str]] = {
     "penalty_last_n": (int, "tokens that are penalised; -1: all"),
     "seed": (int, "default: a fresh one each time"),
 }
-WORKER_PATIENCE_S = 15.0
-"""How long REGISTER waits for a worker that is just being started."""
+_DOING = {
+    "worker": "waiting for a worker for",
+    "estimate": "estimating",
+    "load": "loading",
+}
+"""Stages of PROGRESS."""
 
 WATCH_MIN_S = 0.1
 
@@ -177,24 +180,16 @@ def _admitted(
     output: Output,
     waiting: Waiting,
 ) -> AgentStatus | None:
-    """REGISTER; a worker that is only just starting is waited for."""
+    """REGISTER, with its news."""
 
     def tell(news: News) -> None:
-        doing = {"estimate": "estimating", "load": "loading"}.get(news.stage, news.stage)
+        doing = _DOING.get(news.stage, f"{news.stage}:")
         total = f", {size(news.total)}" if news.total else ""
         waiting.now = f"{doing} {args.model}{total}"
         if news.note:
             output.news(news.note)
 
-    until = time.monotonic() + WORKER_PATIENCE_S
-    while True:
-        try:
-            return conductor.register(args.agent, args.model, on_progress=tell, **options).info
-        except Unavailable as error:
-            if error.reason != "no_worker" or time.monotonic() > until:
-                raise
-            waiting.now = f"waiting for the worker of {error.details.get('device', 'a device')}"
-            time.sleep(WATCH_MIN_S)
+    return conductor.register(args.agent, args.model, on_progress=tell, **options).info
 
 
 def _unregister(args: argparse.Namespace, output: Output) -> int:
