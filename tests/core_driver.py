@@ -42,6 +42,7 @@ from vram_conductor.protocol.values import (
 )
 from vram_conductor.worker.core import Core
 from vram_conductor.worker.engine import Engine
+from vram_conductor.worker.preparing import Preparer
 from vram_conductor.worker.store import Store
 
 GREEDY = Sampling(temperature=0.0)
@@ -110,8 +111,10 @@ class Driver:
         epoch: int = 1,
         real_engine: Engine | None = None,
         real_store: Store | None = None,
+        preparer: Preparer | None = None,
     ) -> None:
         self.real_engine, self.real_store = real_engine, real_store
+        self.preparer = preparer
         self.specs = {spec.model: spec for spec in specs}
         self.device = FakeDevice(limit_bytes=budget_bytes - base_bytes)
         self.batch_tokens = batch_tokens
@@ -141,6 +144,7 @@ class Driver:
             base_bytes=self.base_bytes,
             batch_tokens=self.batch_tokens,
             slice_ns=self.slice_ms * MS,
+            preparer=self.preparer,
         )
 
     # --- commands -----------------------------------------------------------------------------

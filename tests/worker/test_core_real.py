@@ -3,9 +3,11 @@ exactly what they say alone."""
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,6 +19,8 @@ from vram_conductor.protocol.values import KVType, Message, PoolShape
 from vram_conductor.worker.arena_dir import ArenaDir
 from vram_conductor.worker.engine import Engine, Estimate
 from vram_conductor.worker.kvstore import KVStore
+from vram_conductor.worker.preparer import ThreadPreparer
+from vram_conductor.worker.preparing import Preparer
 
 if TYPE_CHECKING:
     from vram_conductor.worker.llama.engine import LlamaEngine
@@ -41,7 +45,13 @@ class RealDriver(Driver):
     """The driver over llama.cpp. ``files``: path by name."""
 
     def __init__(
-        self, engine: Engine, files: dict[str, Path], *, store: KVStore, budget_bytes: int = BUDGET
+        self,
+        engine: Engine,
+        files: dict[str, Path],
+        *,
+        store: KVStore,
+        budget_bytes: int = BUDGET,
+        preparer: Preparer | None = None,
     ) -> None:
         self.files = files
         self._estimates: dict[tuple[str, PoolShape], Estimate] = {}
@@ -51,6 +61,7 @@ class RealDriver(Driver):
             batch_tokens=64,
             real_engine=engine,
             real_store=store,
+            preparer=preparer,
         )
         self.device = RealTime()
         self.core = self._new_core()
@@ -213,3 +224,49 @@ def test_real_messages_reuse_the_history_and_roll_back(
     assert third.ids[:4] == expected.ids[:4]
     fresh.leave()
     driver.leave()
+
+
+@pytest.mark.real
+def test_a_stream_keeps_its_pace_while_a_long_prompt_is_tokenised(
+    engine: LlamaEngine, store: KVStore, smollm2: Path, gemma3: Path
+) -> None:
+    """Twenty thousand texts between special tokens of Gemma: a second for the tokenizer."""
+    woken = threading.Event()
+    preparer = ThreadPreparer(woken.set)
+    files = {"m": smollm2, "g": gemma3}
+    driver = RealDriver(engine, files, store=store, preparer=preparer)
+    driver.load("streams", "m", 1024)
+    driver.load("pastes", "g", 16_384)
+    long = "".join(f"{number}\n\n" for number in range(20_000))
+    # Whatever there is to find out about the vocabulary is found out now.
+    first = driver.run("pastes", prompt=long)
+    assert woken.wait(60)
+    driver.step()
+    assert driver.attempts[first].failed.error.reason == "prompt_too_long"
+    op = driver.run("streams", prompt="Once upon a time", max_tokens=600)
+
+    def gaps(until: Callable[[], bool]) -> list[float]:
+        found: list[float] = []
+        last, count = time.monotonic(), len(driver.attempts[op].ids)
+        while not until():
+            driver.step()
+            if len(driver.attempts[op].ids) > count or driver.attempts[op].end:
+                count, now = len(driver.attempts[op].ids), time.monotonic()
+                found.append(now - last)
+                last = now
+        return found
+
+    gaps(lambda: len(driver.attempts[op].ids) > 5)
+    quiet = gaps(lambda: len(driver.attempts[op].ids) > 45)
+    begin = time.monotonic()
+    other = driver.run("pastes", prompt=long)
+    busy = gaps(lambda: driver.attempts[other].end is not None)
+    took = time.monotonic() - begin
+    assert driver.attempts[other].failed.error.reason == "prompt_too_long"
+    assert driver.attempts[op].end is None, "the stream was too short for this test"
+    assert took > 10 * median(quiet), "the prompt was too quick for this test"
+    assert len(busy) > took / median(quiet) / 8
+    assert max(busy) < max(took / 3, 3 * max(quiet))
+    driver.cancel(op)
+    driver.leave()
+    preparer.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from vram_conductor.protocol.commands import Load, Unload
@@ -41,12 +42,19 @@ class Agents:
     """Admits and dismisses agents."""
 
     def __init__(
-        self, residency: Residency, jobs: Jobs, mover: Mover, *, has_scratch: bool
+        self,
+        residency: Residency,
+        jobs: Jobs,
+        mover: Mover,
+        clock: Callable[[], int],
+        *,
+        has_scratch: bool,
     ) -> None:
         """``has_scratch``: live contexts take memory beyond their buffers on this device."""
         self._residency = residency
         self._jobs = jobs
         self._mover = mover
+        self._clock = clock
         self._has_scratch = has_scratch
 
     def load(self, command: Load, now_ns: int) -> Sizes:
@@ -71,6 +79,7 @@ class Agents:
             residency.weights[command.model] = weights
         elif not weights.measured:
             weights.bytes = command.weights_bytes
+        weights.doomed = False
         weights.path = command.path
         key = pool_key(command.model, command.shape.kv_type)
         pool = residency.pools.get(key)
@@ -151,11 +160,24 @@ class Agents:
             residency.pools.pop(pool.key, None)
         weights = pool.weights
         if weights.model not in residency.owned_models():
-            self._mover.unload(weights, Receipt())
             for key in [key for key, item in residency.pools.items() if item.weights is weights]:
-                residency.pools.pop(key)
-            residency.weights.pop(weights.model, None)
+                self._mover.close_pool(residency.pools.pop(key), Receipt())
+            self._drop_weights(weights)
         residency.revision += 1
+
+    def _drop_weights(self, weights: Weights) -> None:
+        weights.doomed = weights.readers > 0
+        if not weights.doomed:
+            self._mover.unload(weights, Receipt())
+            self._residency.weights.pop(weights.model, None)
+
+    def released(self, weights: Weights) -> None:
+        """Nobody reads its vocabulary any more: do what had to wait for that."""
+        if weights.doomed:
+            self._drop_weights(weights)
+        if self._residency.resident_bytes() > self._residency.budget_bytes:
+            self.set_budget(self._residency.budget_bytes, self._clock())
+        self._residency.revision += 1
 
     def disown_all(self) -> None:
         """A new broker: it will load its agents again; what they had stays where it is."""

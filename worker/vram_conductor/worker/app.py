@@ -1,8 +1,8 @@
 """Puts the worker together, runs it, takes it apart again.
 
 Threads: this one is the engine thread and owns every llama.cpp object and the store; beside it
-run the IO thread (``link``), the estimator, the sealer and the digester. They talk through queues
-only. Processes are started by exec, never by a bare fork.
+run the IO thread (``link``), two preparers of prompts, the estimator, the sealer and the digester.
+They talk through queues only. Processes are started by exec, never by a bare fork.
 """
 
 from __future__ import annotations
@@ -44,13 +44,18 @@ from vram_conductor.worker.kvstore import KVStore
 from vram_conductor.worker.link import Arrived, Inbound, Link
 from vram_conductor.worker.llama import open_engine
 from vram_conductor.worker.llama.options import EngineOptions
-from vram_conductor.worker.loop import EngineLoop, Identity, Inbox, Sampler, Stop
+from vram_conductor.worker.loop import EngineLoop, Identity, Inbox, Sampler, Stop, Wake
 from vram_conductor.worker.memory import CpuSampler
 from vram_conductor.worker.options import Options, parse
+from vram_conductor.worker.preparer import ThreadPreparer
 from vram_conductor.worker.resolver import Resolver
 from vram_conductor.worker.vram import NvmlSampler
 
 log = logging.getLogger(__name__)
+
+SWITCH_S = 0.0005
+"""How long a thread that computes in Python may keep others waiting: the engine thread asks for
+the interpreter several times per token."""
 
 LOCK_PATIENCE_S = 5.0
 """A worker that was killed keeps its lock until its memory is gone."""
@@ -82,6 +87,7 @@ def run(options: Options) -> int:
     Raises:
         ConductorError: it cannot start; nothing stays locked.
     """
+    sys.setswitchinterval(SWITCH_S)
     inbox: Inbox = queue.SimpleQueue()
     watch_supervisor(options.supervised_fd, inbox)
     with ExitStack() as stack:
@@ -106,6 +112,8 @@ def build(options: Options, inbox: Inbox, stack: ExitStack) -> EngineLoop:
         host_total_bytes=store.capacity_bytes,
         mechanism_note="states are copied between slots and shared memory",
     )
+    preparer = ThreadPreparer(lambda: inbox.put(Wake()))
+    stack.callback(preparer.close)
     core = Core(
         engine,
         store,
@@ -114,6 +122,7 @@ def build(options: Options, inbox: Inbox, stack: ExitStack) -> EngineLoop:
         draw_seed=lambda: random.SystemRandom().getrandbits(32),
         base_bytes=identity.base_bytes,
         batch_tokens=engine_options.batch_tokens,
+        preparer=preparer,
     )
     parts = Parts(core, store, engine.estimator, sampler, identity)
     loop = connect(options, parts, inbox, stack)

@@ -26,6 +26,7 @@ from vram_conductor.worker.jobs import Jobs
 from vram_conductor.worker.mover import Mover
 from vram_conductor.worker.outbox import Outbox, Sent
 from vram_conductor.worker.parking import Parking
+from vram_conductor.worker.preparing import InlinePreparer, Preparer, Preparing
 from vram_conductor.worker.report import Report, adopted, report
 from vram_conductor.worker.residency import Residency
 from vram_conductor.worker.schedule import SLICE_NS
@@ -63,9 +64,11 @@ class Core:
         batch_tokens: int = 64,
         params: str = PARAMS,
         slice_ns: int = SLICE_NS,
+        preparer: Preparer | None = None,
     ) -> None:
         """``clock``: monotonic nanoseconds. ``draw_seed``: an unsigned 32-bit seed for a job
-        that names none. ``batch_tokens``: the micro-batch, the most that one step computes."""
+        that names none. ``batch_tokens``: the micro-batch, the most that one step computes.
+        ``preparer``: makes prompts; without one they are made on the spot."""
         self.residency = Residency(base_bytes, budget_bytes)
         self.jobs = Jobs()
         self.outbox = Outbox(worker_epoch)
@@ -78,10 +81,13 @@ class Core:
         self._mover = Mover(engine, self.residency, parking, clock)
         self._ends = Ends(self.residency, self.jobs, parking, store, self.outbox)
         self._agents = Agents(
-            self.residency, self.jobs, self._mover, has_scratch=engine.device_kind == "cuda"
+            self.residency, self.jobs, self._mover, clock, has_scratch=engine.device_kind == "cuda"
+        )
+        self._preparing = Preparing(
+            preparer or InlinePreparer(), self.jobs, self._ends, draw_seed, self._agents.released
         )
         common = (self.residency, self.jobs, self._mover, parking, self._ends, self.outbox, clock)
-        self._turns = Turns(*common, draw_seed, slice_ns)
+        self._turns = Turns(*common, self._preparing, slice_ns)
         self._steps = Steps(*common, batch_tokens)
         self._dispatch = Dispatch(
             self.residency,
@@ -92,10 +98,9 @@ class Core:
             store,
             self.outbox,
             clock,
-            draw_seed,
+            self._preparing,
         )
-        for key in sorted(store.keys()):
-            self.residency.conversation(key)
+        self.residency.note(sorted(store.keys()))
 
     # --- for the shell ------------------------------------------------------------------------
 
@@ -173,6 +178,8 @@ class Core:
             return False
         self._stepping = True
         try:
+            self._preparing.collect()
+            self._preparing.release()
             self._expire(now_ns)
             placed = self._turns.place(now_ns)
             stepped = self._steps.step(now_ns)

@@ -68,6 +68,9 @@ class Ends:
         """Leave the slot: after the first token with a checkpoint, before it rolled back."""
         self._jobs.remove(job)
         self._residency.revision += 1
+        if job.task is not None:
+            job.task.wanted = False
+            job.task = None
         conversation, slot = job.conversation, job.slot
         if slot is not None:
             slot.job = job.slot = None

@@ -100,7 +100,7 @@ def _options(
     items += [
         item
         for item in world.weights.values()
-        if item.resident and item.model not in pinned | taken
+        if item.resident and not item.pinned and item.model not in pinned | taken
     ]
     options = []
     for item in items:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from vram_conductor.protocol.commands import Run
 from vram_conductor.protocol.values import StopReason, Swap, Usage
 from vram_conductor.worker.engine import Sampler
+from vram_conductor.worker.prepare import Task
 from vram_conductor.worker.prompt import Prompt
 from vram_conductor.worker.residency import Agent, Conversation, PoolState, Slot
 from vram_conductor.worker.schedule import JobView
@@ -38,7 +39,9 @@ class Job:
         seq: counts jobs in order of arrival.
         waiting_ns: since when it waits: arrival, or the last preemption.
         placed_ns: since when it is in a slot.
-        prompt: None until the model's vocabulary was there to build it.
+        prompt: None until it has been prepared.
+        task: its preparation, while that is under way.
+        bringing_ms: what moving things for it took before it was prepared.
         work: the prompt's ids and what was generated; KV is always of a prefix of it.
         committed: a token was generated, so the conversation has become ``work``.
         slot: where it runs, None while it waits.
@@ -59,6 +62,8 @@ class Job:
     deadline_ns: int | None = None
     placed_ns: int | None = None
     prompt: Prompt | None = None
+    task: Task | None = None
+    bringing_ms: float = 0.0
     work: Tape = field(default_factory=Tape)
     sampler: Sampler | None = None
     text: TextStream = field(default_factory=TextStream)

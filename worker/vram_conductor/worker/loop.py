@@ -57,7 +57,12 @@ class Stop:
     why: str
 
 
-Inbox = queue.SimpleQueue[Inbound | Stop]
+@dataclass(frozen=True)
+class Wake:
+    """A prompt has been prepared."""
+
+
+Inbox = queue.SimpleQueue[Inbound | Stop | Wake]
 
 
 class Outlet(Protocol):
@@ -165,7 +170,7 @@ class EngineLoop:
         first = min((at for at in times if at is not None), default=now_ns + 1_000_000_000)
         return max(0, first - now_ns) / 1e9
 
-    def _take(self, item: Inbound | Stop) -> int | None:
+    def _take(self, item: Inbound | Stop | Wake) -> int | None:
         match item:
             case Arrived(message, raw) if isinstance(message, WorkerWelcome):
                 self._welcome(message)

@@ -172,7 +172,8 @@ class Mover:
             raise
 
     def unload(self, weights: Weights, receipt: Receipt) -> None:
-        """Free a model's weights; its pools are closed first."""
+        """Free a model's weights; its pools are closed first. Nobody may be reading them."""
+        assert weights.readers == 0
         for pool in self._residency.pools.values():
             if pool.weights is weights:
                 self.close_pool(pool, receipt)

@@ -129,7 +129,7 @@ def plan_shrink(world: World) -> Plan:
     if victims is None:
         victims = Victims(
             [pool for pool in world.pools.values() if pool.shape],
-            [item for item in world.weights.values() if item.resident],
+            [item for item in world.weights.values() if item.resident and not item.pinned],
         )
     return Plan(tuple(_evict(victims)))
 

@@ -6,6 +6,7 @@ it moves things; the planner and the scheduler see frozen views of them.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -58,6 +59,8 @@ class Weights:
         bytes: the estimate; what was measured once it was loaded.
         handle: the loaded weights, None while they are not resident.
         load_ms: what the last load took.
+        readers: preparations that read its vocabulary on another thread: it stays loaded.
+        doomed: no agent is left; it goes when the last reader has.
     """
 
     model: str
@@ -68,6 +71,8 @@ class Weights:
     scratch_bytes: int = 0
     load_ms: float = 0.0
     used_ns: int = 0
+    readers: int = 0
+    doomed: bool = False
 
 
 @dataclass
@@ -213,6 +218,11 @@ class Residency:
         if found is None:
             found = self.conversations[key] = Conversation(key)
         return found
+
+    def note(self, keys: Iterable[ConversationKey]) -> None:
+        """Conversations whose states are here."""
+        for key in keys:
+            self.conversation(key)
 
     def of_agent(self, key: AgentKey) -> list[Conversation]:
         """An agent's conversations, least recently used first."""

@@ -48,6 +48,7 @@ def world(
             resident=item.handle is not None,
             jobs=needed.get(model, 0),
             owned=model in owned_models,
+            pinned=item.readers > 0,
             used_ns=item.used_ns,
             cost_ms=item.load_ms,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_right
 from collections.abc import Callable
 
@@ -64,7 +65,7 @@ class Transcript:
         self.ids = Tape()
         self.version = 0
         self._text = bytearray()
-        self._ends: list[int] = []
+        self._ends: array[int] = array("q")
 
     def replace(self, ids: Tokens, version: int) -> None:
         """Become ``ids`` at ``version``; what both begin with keeps its text."""
@@ -76,6 +77,23 @@ class Transcript:
     def append(self, token: int) -> None:
         """Add one generated id."""
         self.ids.append(token)
+
+    @property
+    def unrendered(self) -> int:
+        """How many tokens have no text yet."""
+        return len(self.ids) - len(self._ends)
+
+    def copy(self) -> Transcript:
+        """One of its own that another thread may use."""
+        other = Transcript()
+        other.ids, other.version = Tape(self.ids.view()), self.version
+        other._text, other._ends = bytearray(self._text), self._ends[:]
+        return other
+
+    def take_text(self, other: Transcript) -> None:
+        """Keep what a :meth:`copy` has rendered; the record has not changed since."""
+        assert other.version == self.version
+        self._text, self._ends = other._text, other._ends
 
     def text(self, piece: Callable[[int], bytes]) -> bytes:
         """The whole record as text, by ``piece`` (control tokens rendered)."""

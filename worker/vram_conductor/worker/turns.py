@@ -12,7 +12,7 @@ from vram_conductor.worker.mover import Mover
 from vram_conductor.worker.outbox import Outbox
 from vram_conductor.worker.parking import Parking
 from vram_conductor.worker.planner import Blocked, Plan, Want, plan_seat
-from vram_conductor.worker.prepare import prepare
+from vram_conductor.worker.preparing import Preparing
 from vram_conductor.worker.residency import Residency
 from vram_conductor.worker.schedule import (
     JobView,
@@ -44,7 +44,7 @@ class Turns:
         ends: Ends,
         outbox: Outbox,
         clock: Callable[[], int],
-        draw_seed: Callable[[], int],
+        preparing: Preparing,
         slice_ns: int,
     ) -> None:
         self._residency = residency
@@ -54,7 +54,7 @@ class Turns:
         self._ends = ends
         self._outbox = outbox
         self._clock = clock
-        self._draw_seed = draw_seed
+        self._preparing = preparing
         self._slice_ns = slice_ns
         self.blocked: dict[int, Blocked] = {}
         self._fruitless: tuple[int, int] | None = None
@@ -82,7 +82,7 @@ class Turns:
         placed = short = False
         while (job := self._next(now_ns, tried)) is not None:
             tried.add(job.seq)
-            if job.pool.key in full:
+            if not self._may_move(job) or job.pool.key in full:
                 continue
             outcome = self._plan(job, now_ns)
             if isinstance(outcome, Blocked):
@@ -96,6 +96,11 @@ class Turns:
                 # Whoever lost a slot to a pool's reopening may come back in this same round.
                 tried -= {other.seq for other in self._jobs.waiting() if other.front}
         return placed
+
+    def _may_move(self, job: Job) -> bool:
+        """Whether things may be moved for it: it is prepared, or cannot be before its model is
+        loaded."""
+        return job.pool.weights.handle is None or self._preparing.ask(job)
 
     def _joins(self, job: Job, plan: Plan) -> bool:
         """Whether it only joins what is on stage anyway."""
@@ -142,13 +147,18 @@ class Turns:
             self._mover.carry_out(plan.moves, job.receipt, reopen=reopen)
             # A pool that was only reopened keeps its time slice.
             job.pool.stage_ns = now_ns if stage_ns is None else stage_ns
-            prepare(job, self._draw_seed)
-            restored = self._seat(job, plan.slot, now_ns)
+            # Where that takes a while, the pool waits for it on its stage.
+            ready = self._preparing.ask(job)
+            restored = ready and self._seat(job, plan.slot, now_ns)
         except Exception as error:
             self._ends.failed(job, error)
             return True
-        if plan.moves or restored:
-            job.pool.note_swap((self._clock() - begin) / 1e6)
+        took_ms = (self._clock() - begin) / 1e6
+        if not ready:
+            job.bringing_ms += took_ms
+        elif plan.moves or restored or job.bringing_ms:
+            job.pool.note_swap(job.bringing_ms + took_ms)
+            job.bringing_ms = 0.0
         self._residency.revision += 1
         return True
 

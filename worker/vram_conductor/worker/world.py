@@ -65,7 +65,7 @@ class PoolView:
 
 @dataclass(frozen=True)
 class WeightsView:
-    """One model's weights. ``jobs``: jobs that need them."""
+    """One model's weights. ``jobs``: jobs that need them; ``pinned``: they cannot go now."""
 
     model: str
     bytes: int
@@ -73,6 +73,7 @@ class WeightsView:
     resident: bool = False
     jobs: int = 0
     owned: bool = True
+    pinned: bool = False
     used_ns: int = 0
     cost_ms: float = 0.0
 
