@@ -142,8 +142,9 @@ class Scene:
 
         def calm() -> Books | None:
             books = self.books()
-            promised = {(line.key, line.bytes) for line in books.promised}
-            return books if promised == set(books.resident) - {("base", 0)} else None
+            promised = {(line.key, line.bytes) for line in books.promised if line.bytes}
+            resident = {(key, size) for key, size in books.resident if size}
+            return books if promised == resident else None
 
         found = until(calm, "promised and resident agree")
         assert found is not None
