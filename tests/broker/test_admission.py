@@ -103,7 +103,7 @@ def test_when_all_refuse_every_device_tells_why() -> None:
     requests: dict[str, Claim | Deny] = {
         device: make_claim(ledger, "a") for device, ledger in ledgers.items()
     }
-    requests["cpu:3"] = admission.no_device("cpu:3", ["cpu:3"])
+    requests["cpu:3"] = admission.no_worker("cpu:3")
     answer = admission.place(ledgers, requests, 0)
     assert isinstance(answer, Refusal)
     told = {deny.device: (deny.code, deny.short_by_bytes, deny.never) for deny in answer.denies}
@@ -127,22 +127,6 @@ def test_a_stale_estimate_of_any_candidate_is_asked_again() -> None:
     ledgers["cpu:1"].reserve(make_claim(ledgers["cpu:1"], "b"), 0)
     answer = admission.place(ledgers, requests, 0)
     assert answer == Stale("cpu:1", PoolShape(2048, 2, "f16"))
-
-
-def test_candidates() -> None:
-    ledgers = {d: make_ledger(d, 1) for d in ("cpu:1", "cpu:0")}
-    assert admission.candidates(ledgers, None) == ("cpu:0", "cpu:1")
-    assert admission.candidates(ledgers, "cpu:1") == ("cpu:1",)
-    refusal = admission.candidates(ledgers, "cuda:7")
-    assert isinstance(refusal, Refusal)
-    assert refusal.closest.code is DenyCode.NO_DEVICE
-    assert "configured: cpu:0, cpu:1" in refusal.closest.note
-    nowhere = admission.candidates({}, None)
-    assert isinstance(nowhere, Refusal)
-    assert isinstance(admission.place({}, {}, 0), Refusal)
-    lost = admission.place({}, {"cpu:9": make_claim(ledgers["cpu:0"], "a")}, 0)
-    assert isinstance(lost, Refusal)
-    assert lost.closest.device == "cpu:9"
 
 
 # --- without numbers from a worker ------------------------------------------------------------

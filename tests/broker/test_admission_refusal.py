@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from vram_conductor.broker import refusal
-from vram_conductor.broker.admission import Refusal, no_device
+from vram_conductor.broker.admission import Refusal, no_worker
 from vram_conductor.broker.claims import Claim
 from vram_conductor.broker.decisions import Deny, DenyCode
 from vram_conductor.protocol.errors import Code, LedgerDeny, error_from_info
@@ -132,19 +132,23 @@ def test_a_refusal_by_several_devices_lists_them_all() -> None:
     assert refusal.error(Refusal((small, replace(small, device="x")))).code is Code.OUT_OF_RANGE
 
 
-def test_an_unknown_device_is_not_found() -> None:
-    unknown = refusal.error(no_device("cuda:7", ["cpu"]))
-    assert (unknown.code, unknown.retryable) == (Code.NOT_FOUND, False)
-    assert "configured: cpu" in unknown.message
-    away = refusal.error(no_device("cpu", ["cpu"]))
+def test_a_device_without_a_worker_may_take_it_later() -> None:
+    away = refusal.error(no_worker("cpu"))
     assert (away.code, away.retryable) == (Code.RESOURCE_EXHAUSTED, True)
     assert "no worker" in away.message
+    never = replace(CAP, device="cpu:1", never=True)
+    told = refusal.error(Refusal((never, no_worker("cpu:2"))))
+    assert (told.code, told.retryable) == (Code.RESOURCE_EXHAUSTED, True)
+    # What is known about a device that was asked comes first.
+    assert (told.details["device"], told.details["never_fits"]) == ("cpu:1", True)
+    assert told.details["devices"][1]["code"] == "NO_DEVICE"
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
         ({"largest_n_ctx_that_fits": None}, ["unregister agents until 126 MiB", "50 MiB"]),
+        ({"largest_n_ctx_that_fits": None}, ["short_by=126MiB hint="]),
         ({"agents": 0, "foreign_bytes": 0, "largest_n_ctx_that_fits": 0}, ["raise the capacity"]),
         ({"admission_percent": 80}, ["admission_percent, now 80"]),
         ({"code": DenyCode.MEASURED}, ["larger than its estimate"]),

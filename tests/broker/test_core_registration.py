@@ -197,6 +197,9 @@ def test_file_larger_than_the_cap_is_denied_by_its_size_alone() -> None:
     assert error.reason == LEDGER_DENY
     assert error.details["code"] == "FILE"
     assert error.details["requested_bytes"] == MODELS["huge"].file_bytes
+    # No context makes the file smaller.
+    assert error.details["largest_n_ctx_that_fits"] == 0
+    assert "largest_n_ctx=0" in error.message
     assert not worker.all(c.Load)
 
 
@@ -509,6 +512,58 @@ def test_full_device_is_merely_full() -> None:
     assert error.details["device"] == "cpu:0"
     error = client.error(client.register("e", "huge"))
     assert {item["device"] for item in error.details["devices"]} == set(sizes)
+
+
+def test_refusal_by_several_devices_hints_at_the_largest_context_of_each() -> None:
+    devices = [DeviceConfig(id=f"cpu:{i}", kind="cpu", capacity="1 GiB") for i in range(4)]
+    bench = Bench(config_of(*devices))
+    for name, size in (("cpu:0", 120), ("cpu:1", 200), ("cpu:2", 50)):
+        bench.worker(name, total_bytes=size * MIB)
+    client = bench.client()
+    error = client.error(client.register("coder", n_ctx=8192))
+    rows = {row["device"]: row for row in error.details["devices"]}
+    # 16 KiB a cell, beside 100 MiB of weights and 4 of compute buffers.
+    largest = {name: row["largest_n_ctx_that_fits"] for name, row in rows.items()}
+    assert largest == {"cpu:0": 1024, "cpu:1": 6144, "cpu:2": 0, "cpu:3": None}
+    assert "n_ctx=1024" in rows["cpu:0"]["hint"]
+    # The fourth may be large enough; it has no worker now.
+    assert (rows["cpu:3"]["code"], rows["cpu:3"]["never_fits"]) == ("NO_DEVICE", False)
+    assert error.retryable
+    assert error.details["device"] == "cpu:1"
+    assert client.ok(client.register("coder", n_ctx=6144))["device"] == "cpu:1"
+
+
+def test_what_fits_on_no_device_that_was_asked_may_fit_on_one_that_was_not() -> None:
+    devices = [DeviceConfig(id=f"cpu:{i}", kind="cpu", capacity="1 GiB") for i in range(2)]
+    bench = Bench(config_of(*devices))
+    bench.worker("cpu:0", total_bytes=95 * MIB)
+    client = bench.client()
+    error = client.error(client.register("coder"))
+    assert (error.code, error.retryable) == (Code.RESOURCE_EXHAUSTED, True)
+    assert [row["code"] for row in error.details["devices"]] == ["CAP", "NO_DEVICE"]
+    assert client.error(client.register("coder", device="cpu:0")).code is Code.OUT_OF_RANGE
+    bench.worker("cpu:1")
+    assert client.ok(client.register("coder"))["device"] == "cpu:1"
+
+
+def test_cancel_during_the_probes_of_several_devices() -> None:
+    devices = [DeviceConfig(id=f"cpu:{i}", kind="cpu", capacity="1 GiB") for i in range(2)]
+    bench = Bench(config_of(*devices))
+    workers = [bench.worker(item.id, total_bytes=110 * MIB) for item in devices]
+    client = bench.client()
+    for worker in workers:
+        worker.auto -= {c.Estimate}
+    rid = client.register("coder")
+    for worker in workers:
+        worker.answer(worker.waiting(c.Estimate))
+    probes = [worker.waiting(c.Estimate) for worker in workers]
+    assert all(probe.fit_bytes is not None for probe in probes)
+    workers[0].answer(probes[0])
+    client.send(m.Cancel(rid=rid))
+    assert client.error(rid).code == Code.CANCELLED
+    workers[1].answer(probes[1])
+    bench.kill(workers[0])
+    assert client.error(rid).code == Code.CANCELLED
 
 
 def test_kv_types_of_one_model_have_pools_of_their_own() -> None:

@@ -7,8 +7,8 @@ tick. After a refusal, ask for ``Ledger.fit_bytes``, and put :func:`fit_n_ctx` i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from vram_conductor.broker.claims import Claim, check_bytes, pad_cells
 from vram_conductor.broker.decisions import Admit, Deny, DenyCode, Stale
@@ -26,31 +26,24 @@ class Refusal:
 
     @property
     def closest(self) -> Deny:
-        """The deny that is nearest to an admission: it could fit later before it never fits,
-        then the larger context that would fit, then the fewer bytes short, then by name."""
+        """The deny that is nearest to an admission: a device that could be asked before one that
+        could not, it could fit later before it never fits, then the larger context that would
+        fit, then the fewer bytes short, then by name."""
         return min(
             self.denies,
-            key=lambda d: (d.never, -(d.largest_n_ctx_that_fits or 0), d.short_by_bytes, d.device),
+            key=lambda d: (
+                d.code is DenyCode.NO_DEVICE,
+                d.never,
+                -(d.largest_n_ctx_that_fits or 0),
+                d.short_by_bytes,
+                d.device,
+            ),
         )
 
 
-def no_device(device: str, known: Iterable[str]) -> Deny:
-    """NO_DEVICE: there is none of this name (not in ``known``), or it has no worker now."""
-    names = sorted(known)
-    if device in names:
-        return Deny(DenyCode.NO_DEVICE, device, note=f"{device} has no worker right now")
-    listed = ", ".join(names) or "none"
-    note = f"there is no device {device!r}; configured: {listed}"
-    return Deny(DenyCode.NO_DEVICE, device, never=True, note=note)
-
-
-def candidates(ledgers: Mapping[str, Ledger], device: str | None) -> tuple[str, ...] | Refusal:
-    """Ids of the devices to ask: the given one, or all. Refusal (NO_DEVICE) if there is none."""
-    if device is None and ledgers:
-        return tuple(sorted(ledgers))
-    if device is not None and device in ledgers:
-        return (device,)
-    return Refusal((no_device(device or "", ledgers),))
+def no_worker(device: str) -> Deny:
+    """NO_DEVICE: it is configured and nobody knows whether it would fit there."""
+    return Deny(DenyCode.NO_DEVICE, device, note=f"{device} has no worker right now")
 
 
 def check_agents(total: int, of_principal: int) -> Deny | None:
@@ -75,7 +68,8 @@ def check_file(ledger: Ledger, file_bytes: int) -> Deny | None:
     """
     if check_bytes("file_bytes", file_bytes) <= ledger.cap_bytes:
         return None
-    return deny(ledger, DenyCode.FILE, None, requested_bytes=file_bytes, never=True)
+    refused = deny(ledger, DenyCode.FILE, None, requested_bytes=file_bytes, never=True)
+    return replace(refused, largest_n_ctx_that_fits=0)
 
 
 def no_estimate(ledger: Ledger, cause: ErrorInfo | None) -> Deny:
@@ -87,7 +81,8 @@ def no_estimate(ledger: Ledger, cause: ErrorInfo | None) -> Deny:
 def place(
     ledgers: Mapping[str, Ledger], requests: Mapping[str, Claim | Deny], now_ns: int
 ) -> Admit | Stale | Refusal:
-    """Choose the device. ``requests``: per candidate the claim, or why there is none.
+    """Choose the device. ``requests``: per candidate, of which there is at least one, the claim,
+    or why there is none.
 
     A device that has the model already is preferred (one copy of the weights), then the one
     with the fewest free bytes left (best fit), then the first by name. If any candidate's
@@ -102,10 +97,8 @@ def place(
         decision: Admit | Stale | Deny
         if isinstance(request, Deny):
             decision = request
-        elif device in ledgers:
-            decision = ledgers[device].decide(request, now_ns)
         else:
-            decision = no_device(device, ledgers)
+            decision = ledgers[device].decide(request, now_ns)
         if isinstance(decision, Stale):
             return decision
         if isinstance(decision, Admit):
@@ -114,7 +107,7 @@ def place(
             denies.append(decision)
     if admits:
         return min(admits, key=lambda a: (not a.shares_weights, a.free_bytes, a.device))
-    return Refusal(tuple(denies) or (no_device("", ledgers),))
+    return Refusal(tuple(denies))
 
 
 def fit_n_ctx(

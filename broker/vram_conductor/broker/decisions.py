@@ -29,7 +29,7 @@ class DenyCode(StrEnum):
     MEASURED = "MEASURED"
     """What was loaded is larger than its estimate, and does not fit."""
     NO_DEVICE = "NO_DEVICE"
-    """No such device, or no worker for it."""
+    """It has no worker now."""
     AGENTS = "AGENTS"
     """Too many agents."""
 

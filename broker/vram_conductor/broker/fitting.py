@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from vram_conductor.broker import admission
 from vram_conductor.broker.admission import Refusal
@@ -22,24 +22,32 @@ ROUNDS_MAX = 4
 guess in proportion, one on the line through two known sizes, and the question whether it holds."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Fit:
-    """A probe in progress. ``claim``: what is asked about; ``known``: the one that was answered
-    before; ``n_ctx``: the best guess so far."""
+    """A probe of one device. ``claim``: what is asked about; ``known``: the one that was answered
+    before; ``n_ctx``: the best guess so far; ``question``: None when it is over."""
 
-    inquiry: Inquiry
-    refusal: Refusal
+    probe: Probe
     deny: Deny
     claim: Claim
-    on_answer: Callable[[Refusal], None]
     question: Question | None = None
     n_ctx: int | None = None
     known: Claim | None = None
     rounds: int = 0
 
 
+@dataclass(slots=True)
+class Probe:
+    """The probes of all devices that have refused an agent."""
+
+    inquiry: Inquiry
+    refusal: Refusal
+    on_answer: Callable[[Refusal], None]
+    fits: list[Fit] = field(default_factory=list)
+
+
 class Fitting:
-    """Fills ``largest_n_ctx_that_fits`` into the closest deny."""
+    """Fills ``largest_n_ctx_that_fits`` into denies."""
 
     def __init__(self, state: State, asking: Asking) -> None:
         self._state = state
@@ -47,27 +55,29 @@ class Fitting:
 
     def probe(
         self, inquiry: Inquiry, refusal: Refusal, on_answer: Callable[[Refusal], None]
-    ) -> Fit | None:
-        """Ask the closest device's worker. None: there is nothing to ask, and ``on_answer`` has
-        been called already."""
-        deny = refusal.closest
-        device = self._state.devices.get(deny.device)
-        asks = deny.code in (DenyCode.CAP, DenyCode.HOST)
-        if deny.claim is None or not asks or device is None or not device.ready:
-            on_answer(refusal)
-            return None
-        fit = Fit(inquiry, refusal, deny, deny.claim, on_answer)
-        self._send(fit)
-        return fit
+    ) -> Probe:
+        """Ask the workers of all devices that lack bytes, at the same time. ``on_answer`` is
+        called once, perhaps at once."""
+        probe = Probe(inquiry, refusal, on_answer)
+        for deny in refusal.denies:
+            device = self._state.devices.get(deny.device)
+            asks = deny.code in (DenyCode.CAP, DenyCode.HOST)
+            if deny.claim is not None and asks and device is not None and device.ready:
+                probe.fits.append(Fit(probe, deny, deny.claim))
+        for fit in probe.fits:
+            self._send(fit)
+        self._check(probe)
+        return probe
 
-    def cancel(self, fit: Fit) -> None:
+    def cancel(self, probe: Probe) -> None:
         """Nobody wants the answer any more."""
-        if fit.question is not None:
-            self._asking.cancel(fit.question)
+        for fit in probe.fits:
+            if fit.question is not None:
+                self._asking.cancel(fit.question)
 
     def _send(self, fit: Fit) -> None:
         device = self._state.devices[fit.deny.device]
-        claim, spec = fit.claim, fit.inquiry.spec
+        claim, spec = fit.claim, fit.probe.inquiry.spec
         fit.rounds += 1
         fit.question = self._asking.ask(
             device,
@@ -90,7 +100,7 @@ class Fitting:
         if not isinstance(message, Estimated):
             self._finish(fit)
             return
-        spec = fit.inquiry.spec
+        spec = fit.probe.inquiry.spec
         train = message.model.n_ctx_train or None
         try:
             claim = Claim.of(message, fit.claim.agent, fit.claim.n_ctx, spec.slots)
@@ -110,7 +120,7 @@ class Fitting:
     def _refine(self, fit: Fit, n_ctx: int) -> None:
         """Ask again with the guessed context: its state's size is then no guess."""
         device = self._state.devices[fit.deny.device]
-        spec, key = fit.inquiry.spec, fit.inquiry.key
+        spec, key = fit.probe.inquiry.spec, fit.probe.inquiry.key
         if key in device.ledger:
             self._finish(fit)
             return
@@ -120,9 +130,24 @@ class Fitting:
         self._send(fit)
 
     def _finish(self, fit: Fit) -> None:
-        deny = dataclasses.replace(fit.deny, largest_n_ctx_that_fits=fit.n_ctx)
-        others = [other for other in fit.refusal.denies if other is not fit.deny]
-        fit.on_answer(Refusal((deny, *others)))
+        fit.question = None
+        self._check(fit.probe)
+
+    def _check(self, probe: Probe) -> None:
+        """Answer when all devices have."""
+        if any(fit.question is not None for fit in probe.fits):
+            return
+        found = {fit.deny.device: fit.n_ctx for fit in probe.fits}
+        probe.on_answer(
+            Refusal(
+                tuple(
+                    dataclasses.replace(deny, largest_n_ctx_that_fits=found[deny.device])
+                    if deny.device in found
+                    else deny
+                    for deny in probe.refusal.denies
+                )
+            )
+        )
 
 
 def _fixed_bytes(larger: Claim | None, smaller: Claim) -> int:

@@ -113,7 +113,7 @@ def line(deny: Deny) -> str:
         f"foreign={human_bytes(deny.foreign_bytes, '')}",
         f"max={human_bytes(deny.ledger_max_bytes, '')}",
         f"short_by={human_bytes(deny.short_by_bytes, '')}",
-        f"largest_n_ctx={'?' if largest is None else largest}",
+        *([] if largest is None else [f"largest_n_ctx={largest}"]),
     ]
     quoted = " ".join(hint(deny).replace('"', "'").split())
     return " ".join(words) + f' hint="{quoted}"'
@@ -124,7 +124,7 @@ def error(refusal: Refusal | Deny, principal: str | None = None) -> ErrorInfo:
     ``principal``: other principals' agents are not named.
 
     RESOURCE_EXHAUSTED (retryable) where it could fit later; OUT_OF_RANGE where it can never
-    fit, on no device, even if all else left; NOT_FOUND where there is no such device.
+    fit, on no device, even if all else left.
     """
     denies = refusal.denies if isinstance(refusal, Refusal) else (refusal,)
     first = refusal.closest if isinstance(refusal, Refusal) else refusal
@@ -132,13 +132,13 @@ def error(refusal: Refusal | Deny, principal: str | None = None) -> ErrorInfo:
     if len(denies) > 1:
         details["devices"] = [_numbers(deny) for deny in denies]
     code = Code.RESOURCE_EXHAUSTED
-    if first.never:
-        code = Code.NOT_FOUND if first.code is DenyCode.NO_DEVICE else Code.OUT_OF_RANGE
+    if all(deny.never for deny in denies):
+        code = Code.OUT_OF_RANGE
     return ErrorInfo(
         code=code,
         reason=LEDGER_DENY,
         message=line(first),
-        retryable=not first.never,
+        retryable=code is Code.RESOURCE_EXHAUSTED,
         retry_after_ms=SAMPLE_RETRY_MS if first.code is DenyCode.STALE_SAMPLE else None,
         details=details,
     )

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from vram_conductor.broker import refusal
+from vram_conductor.broker import admission, refusal
 from vram_conductor.broker.admission import Refusal
 from vram_conductor.broker.claims import Measured
 from vram_conductor.broker.commanding import Commander
@@ -20,7 +20,7 @@ from vram_conductor.broker.decisions import Admit, Deny, Reservation, Stale
 from vram_conductor.broker.devices import Device
 from vram_conductor.broker.errors import lost_error
 from vram_conductor.broker.estimates import Answer, Estimates, Inquiry
-from vram_conductor.broker.fitting import Fit, Fitting
+from vram_conductor.broker.fitting import Fitting, Probe
 from vram_conductor.broker.loading import Loading
 from vram_conductor.broker.lobby import Who, check_waiters
 from vram_conductor.broker.records import AgentSpec
@@ -48,7 +48,7 @@ class Pending:
     inquiry: Inquiry
     again: bool
     waiters: dict[Who, Register] = field(default_factory=dict)
-    fit: Fit | None = None
+    probe: Probe | None = None
     reservation: Reservation | None = None
     model: ModelInfo | None = None
     op: int = 0
@@ -148,8 +148,8 @@ class Registration:
     def abort(self, pending: Pending, error: ErrorInfo) -> None:
         """Give up, wherever it stands; what was done is undone."""
         self._estimates.cancel(pending.inquiry)
-        if pending.fit is not None:
-            self._fitting.cancel(pending.fit)
+        if pending.probe is not None:
+            self._fitting.cancel(pending.probe)
         reservation = pending.reservation
         if reservation is not None:
             device = self._state.devices[reservation.device]
@@ -172,7 +172,8 @@ class Registration:
                 )
                 self._lost(pending, error)
             case Refusal():
-                pending.fit = self._fitting.probe(
+                answer = Refusal((*answer.denies, *self._not_asked(pending)))
+                pending.probe = self._fitting.probe(
                     pending.inquiry, answer, lambda full: self._refused(pending, full)
                 )
             case ErrorInfo():
@@ -198,6 +199,14 @@ class Registration:
         pending.spec = spec
         pending.inquiry = self._inquiry(pending.key, spec, pending.inquiry.devices)
         self._estimates.ask(pending.inquiry)
+
+    def _not_asked(self, pending: Pending) -> list[Deny]:
+        """Devices that might have taken the agent, if they had a worker."""
+        if pending.spec.device is not None:
+            return []
+        state, asked = self._state, pending.inquiry.devices
+        names = [name for name in state.devices if state.serves(name) and name not in asked]
+        return [admission.no_worker(name) for name in sorted(names)]
 
     def _refused(self, pending: Pending, answer: Refusal) -> None:
         self._fail(pending, refusal.error(answer, pending.key.principal))
