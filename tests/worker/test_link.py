@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import signal
 import subprocess
 import sys
 import time
@@ -309,19 +310,75 @@ def test_a_hanging_engine_ends_the_process(endpoint: str) -> None:
 
 
 STUCK = """
-import ctypes, sys, time
+import ctypes, itertools, sys, time
 from vram_conductor.worker.link import Link
-link = Link(sys.argv[1], lambda item: None, lambda: (0, True), hang_ms=300)
+steps = itertools.count()
+link = Link(sys.argv[1], lambda item: None, lambda: (next(steps), True), hang_ms=300)
 link.start()
 time.sleep(0.5)
-ctypes.PyDLL(None).sleep(60)  # Holds the interpreter's lock: the IO thread cannot run.
+mutex = ctypes.create_string_buffer(64)
+for _ in range(2):  # Waits for itself, with the interpreter's lock: the IO thread cannot run.
+    ctypes.PyDLL(None).pthread_mutex_lock(mutex)
 """
 
 
 def test_a_hang_that_holds_the_interpreter_ends_the_process_too(endpoint: str) -> None:
     begin = time.monotonic()
     done_ = subprocess.run(
-        [sys.executable, "-c", STUCK, endpoint], capture_output=True, timeout=30, check=False
+        [sys.executable, "-c", STUCK, endpoint], capture_output=True, timeout=50, check=False
     )
-    assert done_.returncode != 0
-    assert time.monotonic() - begin < 20
+    assert done_.returncode == -signal.SIGALRM
+    assert b"most recent call first" in done_.stderr, "it says where every thread is"
+    assert time.monotonic() - begin < 40
+
+
+STOPPED = """
+import sys, time
+from vram_conductor.worker import logs
+from vram_conductor.worker.link import Link
+logs.set_up()
+asked = 0
+def progress():
+    global asked
+    asked += 1
+    return asked // 2, True  # A step takes a while: none while the process is stopped.
+link = Link(sys.argv[1], lambda item: None, progress, hang_ms=1000)
+link.start()
+for line in sys.stdin:
+    print(asked, flush=True)
+"""
+
+
+def test_a_process_that_was_stopped_for_long_goes_on(endpoint: str) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", STOPPED, endpoint],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+
+        def ask() -> int:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            print(file=process.stdin, flush=True)
+            return int(process.stdout.readline() or -1)
+
+        for _ in range(2):
+            while ask() < 3:
+                pass
+            process.send_signal(signal.SIGSTOP)
+            time.sleep(2.5)  # Longer than the kernel's timer; nothing can be polled for.
+            process.send_signal(signal.SIGCONT)
+            before = ask()
+            assert before >= 0
+            deadline = time.monotonic() + 20
+            while (now := ask()) < before + 8:
+                assert now >= 0, "it has ended"
+                assert time.monotonic() < deadline
+        process.stdin.close()
+        assert process.wait(10) == 0
+        assert process.stderr is not None
+        assert "nothing here ran for" in process.stderr.read()

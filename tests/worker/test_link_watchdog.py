@@ -22,26 +22,46 @@ def test_an_idle_engine_never_hangs() -> None:
     watchdog = Watchdog(1000, 0)
     assert not watchdog.hangs(5, False, 0, 0)
     assert not watchdog.hangs(5, False, 0, 99_000 * MS)
-    assert not watchdog.hangs(5, True, 0, 99_900 * MS), "busy only now"
-    assert watchdog.hangs(5, True, 0, 101_000 * MS)
+    assert not watchdog.hangs(5, False, 0, 99_900 * MS)
+    assert not asked(watchdog, 100_000, 100_800), "busy only now"
+    assert watchdog.hangs(5, True, 0, 100_900 * MS)
+
+
+def asked(watchdog: Watchdog, first_ms: int, last_ms: int, steps: int = 5) -> bool:
+    """Ask every 100 ms, of a busy engine that does not step; the last answer."""
+    hangs = False
+    for now in range(first_ms, last_ms + 1, 100):
+        hangs = watchdog.hangs(steps, True, 0, now * MS)
+        assert not hangs or now == last_ms
+    return hangs
 
 
 def test_a_busy_engine_without_steps_hangs_after_the_time() -> None:
     watchdog = Watchdog(1000, 0)
-    assert not watchdog.hangs(5, True, 0, 0)
-    assert not watchdog.hangs(5, True, 0, 999 * MS)
+    assert not asked(watchdog, 0, 900)
     assert watchdog.hangs(5, True, 0, 1000 * MS)
     assert watchdog.stuck_ms(1000 * MS) == 1000
     assert not watchdog.hangs(6, True, 0, 1001 * MS)
 
 
+def test_time_while_the_process_was_stopped_does_not_count() -> None:
+    watchdog = Watchdog(1000, 0)
+    assert not asked(watchdog, 0, 900)
+    assert not asked(watchdog, 60_000, 60_000), "it could not run, so it may go on first"
+    assert watchdog.paused_ms == 59_100
+    assert not asked(watchdog, 60_100, 60_900)
+    assert watchdog.paused_ms == 0
+    assert watchdog.hangs(5, True, 0, 61_000 * MS)
+
+
 def test_reading_a_large_file_is_movement_and_a_little_is_not() -> None:
     watchdog = Watchdog(1000, 0)
     assert not watchdog.hangs(5, True, 0, 0)
-    for second in range(1, 60):
-        assert not watchdog.hangs(5, True, second << 20, second * 900 * MS)
+    for tick in range(1, 240):
+        assert not watchdog.hangs(5, True, (tick // 4) << 20, tick * 225 * MS)
     watchdog = Watchdog(1000, 0)
-    watchdog.hangs(5, True, 0, 0)
+    for tick in range(10):
+        assert not watchdog.hangs(5, True, tick * 400, tick * 100 * MS)
     assert watchdog.hangs(5, True, 4096, 1000 * MS)
 
 

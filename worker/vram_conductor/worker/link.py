@@ -190,6 +190,8 @@ class Link:
         steps, busy = self._progress()
         if self._watchdog.hangs(steps, busy, watchdog.io_bytes() if busy else 0, now_ns):
             watchdog.give_up(self._watchdog.stuck_ms(now_ns))
+        if self._watchdog.paused_ms:
+            log.warning("nothing here ran for %d ms: stopped?", self._watchdog.paused_ms)
 
     def _read_monitor(self, now_ns: int) -> None:
         while self._monitor.poll(0):
