@@ -230,7 +230,7 @@ def test_real_messages_reuse_the_history_and_roll_back(
 def test_a_stream_keeps_its_pace_while_a_long_prompt_is_tokenised(
     engine: LlamaEngine, store: KVStore, smollm2: Path, gemma3: Path
 ) -> None:
-    """Twenty thousand texts between special tokens of Gemma: a second for the tokenizer."""
+    """Thousands of texts between special tokens of Gemma, eight times: seconds of tokenizing."""
     woken = threading.Event()
     preparer = ThreadPreparer(woken.set)
     files = {"m": smollm2, "g": gemma3}
@@ -259,10 +259,10 @@ def test_a_stream_keeps_its_pace_while_a_long_prompt_is_tokenised(
     gaps(lambda: len(driver.attempts[op].ids) > 5)
     quiet = gaps(lambda: len(driver.attempts[op].ids) > 45)
     begin = time.monotonic()
-    other = driver.run("pastes", prompt=long)
-    busy = gaps(lambda: driver.attempts[other].end is not None)
+    others = [driver.run(f"pastes/{number}", prompt=long) for number in range(8)]
+    busy = gaps(lambda: all(driver.attempts[other].end for other in others))
     took = time.monotonic() - begin
-    assert driver.attempts[other].failed.error.reason == "prompt_too_long"
+    assert all(driver.attempts[other].failed for other in others)
     assert driver.attempts[op].end is None, "the stream was too short for this test"
     assert took > 10 * median(quiet), "the prompt was too quick for this test"
     assert len(busy) > took / median(quiet) / 8
