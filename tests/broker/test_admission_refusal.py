@@ -73,6 +73,16 @@ def test_the_line_of_a_refusal() -> None:
     )
 
 
+def test_only_bytes_that_were_the_reason_stand_in_the_line() -> None:
+    deny = Deny(DenyCode.AGENTS, "", agents=1000, note="1000 agents are registered")
+    assert refusal.line(deny) == (
+        'VRAM_LEDGER_DENY code=AGENTS hint="1000 agents are registered: '
+        'unregister agents that are no longer used"'
+    )
+    stale = replace(CAP, code=DenyCode.STALE_SAMPLE, note="old")
+    assert refusal.line(stale).startswith("VRAM_LEDGER_DENY code=STALE_SAMPLE device=cpu hint=")
+
+
 def test_details_hold_exact_bytes() -> None:
     info = refusal.error(CAP)
     assert (info.code, info.reason, info.retryable) == (

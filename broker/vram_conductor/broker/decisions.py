@@ -103,9 +103,14 @@ class Deny:
     note: str = ""
 
     @property
+    def about_bytes(self) -> bool:
+        """Whether bytes were the reason."""
+        return self.code in _ABOUT_BYTES
+
+    @property
     def short_by_bytes(self) -> int:
         """Bytes missing; 0 where bytes were not the reason."""
-        if self.code not in _ABOUT_BYTES:
+        if not self.about_bytes:
             return 0
         need = self.requested_bytes + self.ledger_allocated_bytes + self.foreign_bytes
         return max(0, need - self.ledger_max_bytes)

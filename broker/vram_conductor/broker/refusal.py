@@ -102,19 +102,21 @@ def _hint_host(deny: Deny) -> str:
 
 
 def line(deny: Deny) -> str:
-    """``VRAM_LEDGER_DENY code=CAP device=… requested=… … hint="…"``: one line for people."""
+    """``VRAM_LEDGER_DENY code=CAP device=… requested=… … hint="…"``: one line for people.
+    Numbers of bytes stand there if they were the reason."""
     largest = deny.largest_n_ctx_that_fits
-    words = [
-        LEDGER_DENY,
-        f"code={deny.code}",
-        f"device={deny.device or '-'}",
-        f"requested={human_bytes(deny.requested_bytes, '')}",
-        f"allocated={human_bytes(deny.ledger_allocated_bytes, '')}",
-        f"foreign={human_bytes(deny.foreign_bytes, '')}",
-        f"max={human_bytes(deny.ledger_max_bytes, '')}",
-        f"short_by={human_bytes(deny.short_by_bytes, '')}",
-        *([] if largest is None else [f"largest_n_ctx={largest}"]),
-    ]
+    words = [LEDGER_DENY, f"code={deny.code}"]
+    if deny.device:
+        words.append(f"device={deny.device}")
+    if deny.about_bytes:
+        words += [
+            f"requested={human_bytes(deny.requested_bytes, '')}",
+            f"allocated={human_bytes(deny.ledger_allocated_bytes, '')}",
+            f"foreign={human_bytes(deny.foreign_bytes, '')}",
+            f"max={human_bytes(deny.ledger_max_bytes, '')}",
+            f"short_by={human_bytes(deny.short_by_bytes, '')}",
+            *([] if largest is None else [f"largest_n_ctx={largest}"]),
+        ]
     quoted = " ".join(hint(deny).replace('"', "'").split())
     return " ".join(words) + f' hint="{quoted}"'
 
