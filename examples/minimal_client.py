@@ -1,6 +1,6 @@
-"""The smallest client: pyzmq and msgpack, nothing of VRAM Conductor (see protocol/SPEC.md).
+"""The smallest client: `pip install pyzmq msgpack`, nothing of VRAM Conductor (protocol/SPEC.md).
 
-python examples/minimal_client.py ipc:///run/user/1000/vram-conductor/clients.ipc [MODEL]
+python examples/minimal_client.py ENDPOINT [MODEL]     (`conductor up` prints the endpoint)
 """
 
 import os
@@ -48,7 +48,7 @@ client = Client(sys.argv[1])
 client.send("HELLO", v=[1, 0], client="minimal")
 next(message for message in client.answers() if message["t"] == "WELCOME")
 model = sys.argv[2] if len(sys.argv) > 2 else "smollm2-135m"
-rid = client.send("REGISTER", agent="minimal", model=model, n_ctx=1024)
+rid = client.send("REGISTER", agent="minimal", model=model, ephemeral=True)
 next(message for message in client.answers(rid) if message["t"] == "OK")
 rid = client.send("DECODE", agent="minimal", prompt="The sea is", max_tokens=48)
 for message in client.answers(rid):

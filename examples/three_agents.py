@@ -8,9 +8,9 @@ import sys
 from vram_conductor.client import Agent, Conductor, LedgerDeny
 
 ROLES = {
-    "coder": "You write short Python functions.",
-    "reviewer": "You name one weakness of the code you are shown.",
-    "writer": "You explain code to a beginner in one sentence.",
+    "py-coder": "You write short Python functions.",
+    "py-reviewer": "You name one weakness of the code you are shown.",
+    "py-writer": "You explain code to a beginner in one sentence.",
 }
 
 
