@@ -182,6 +182,7 @@ class Faults:
     load: Callable[[str], None] = lambda path: None
     open: Callable[[PoolShape], None] = lambda shape: None
     decode: Callable[[Sequence[tuple[int, Tokens, int, bool]]], None] = lambda batch: None
+    sample: Callable[[int], None] = lambda slot: None
     get: Callable[[], None] = lambda: None
     set: Callable[[], None] = lambda: None
 
@@ -230,6 +231,7 @@ class FakePool:
     def sample(self, slot: int, sampler: Sampler) -> int:
         assert self.open
         assert isinstance(sampler, FakeSampler)
+        self.engine.faults.sample(slot)
         return sampler.choose(self.logits.pop(slot))
 
     def pos_min(self, slot: int) -> int:

@@ -260,6 +260,40 @@ def test_a_failed_decode_harms_only_the_job_that_causes_it() -> None:
     assert driver.say("two", "abc").done
 
 
+def test_logits_that_are_no_numbers_end_only_that_job_and_spoil_nothing() -> None:
+    driver = Driver([ModelSpec("full")])
+    for name in ("one", "two"):
+        driver.load(name, "full", slots=2)
+        driver.say(name, "ab")
+    good = driver.run("one", prompt="cd", continue_=True, max_tokens=12)
+    bad = driver.run("two", prompt="cd", continue_=True, max_tokens=12)
+    pool = driver.core.residency.pools["full@f16"]
+    before = driver.store.meta(key("two"))
+    broken = pool.handle
+
+    def spoil(slot: int) -> None:
+        conversation = pool.slots[slot].conversation
+        if conversation and conversation.key == key("two") and len(driver.attempts[bad].ids) == 3:
+            raise Internal("bad_logits", "no numbers")
+
+    driver.engine.faults.sample = spoil
+    first, second = driver.finish(good, bad)
+    driver.engine.faults.sample = lambda slot: None
+    assert second.failed.error.reason == "bad_logits"
+    assert len(second.ids) == 3
+    assert isinstance(broken, FakePool)
+    assert not broken.open
+    # What was parked in mid-answer is not of the spoilt cache.
+    assert driver.store.meta(key("two")) == before
+    assert first.prompt is not None
+    assert first.ids == reference(driver.specs["full"], first.prompt, 12, GREEDY)
+    assert first.done.usage.reprefilled_tokens == 0
+    after = driver.say("two", "more")
+    assert after.prompt is not None
+    assert after.ids == reference(driver.specs["full"], after.prompt, 8, GREEDY)
+    assert after.done.usage.reprefill_reason == "bad_logits"
+
+
 def test_a_timeout_keeps_what_was_said(driver: Driver) -> None:
     op = driver.run("full", prompt="abc", max_tokens=100, timeout_ms=20)
     attempt = driver.finish(op)[0]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+
 import pytest
 from core_driver import GREEDY, MS, Attempt, Driver, key
 from fake_engine import ModelSpec, reference
@@ -403,6 +405,22 @@ def test_a_state_that_cannot_be_restored_is_computed_again(reason: str) -> None:
     assert right(driver, attempt, "window")
     assert driver.say("two", "more").done.usage.reprefilled_tokens == 0
     assert driver.say("one", "again").done.usage.reprefilled_tokens == 0
+
+
+def test_a_state_that_ends_elsewhere_than_it_says_is_computed_again() -> None:
+    driver = Driver(MODELS)
+    driver.load("one", "window")
+    driver.load("two", "window")
+    driver.say("one", "abcd efgh")
+    driver.say("two", "ijkl mnop")
+    # Whole, and of fewer tokens.
+    meta, blob = driver.store.states[key("one")]
+    count, length, chain = struct.unpack_from("<iiQ", blob)
+    shorter = struct.pack("<iiQ", count - 1, length, chain) + blob[16:]
+    driver.store.states[key("one")] = (meta, shorter)
+    attempt = driver.say("one", "more")
+    assert attempt.done.usage.reprefill_reason == "state_failed"
+    assert right(driver, attempt, "window")
 
 
 def test_a_restarted_worker_adopts_what_was_parked() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 import textwrap
@@ -13,9 +14,10 @@ import numpy as np
 import pytest
 from chats import GREEDY, Chat, greedy, ids_of, prefill, some_ids
 from gguf_models import Spec, make_model
+from llama_cpp import llama_cpp as ll
 
 from vram_conductor.protocol.errors import Internal, ResourceExhausted
-from vram_conductor.protocol.values import PoolShape
+from vram_conductor.protocol.values import PoolShape, Sampling
 from vram_conductor.worker.engine import Tokens
 from vram_conductor.worker.llama.model import LlamaModel
 from vram_conductor.worker.llama.pool import LlamaPool
@@ -92,6 +94,22 @@ def test_what_llama_cpp_would_abort_on_is_an_error(
     assert caught.value.reason == "decode_failed"
     assert pool.pos_max(0) == -1
     assert greedy(llama, pool, 0, some_ids(5, 3), 3)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("sampling", [GREEDY, Sampling(temperature=1.0, seed=3)])
+def test_logits_that_are_no_numbers_are_noticed(
+    llama: LlamaModel, pool: LlamaPool, sampling: Sampling, value: float
+) -> None:
+    sampler = llama.sampler(sampling, [], 3)
+    pool.decode([(0, some_ids(5, 1), 0, True)])
+    logits = ll.llama_get_logits_ith(pool._context, 4)
+    for token in range(llama.info.n_vocab):
+        logits[token] = value
+    with pytest.raises(Internal) as caught:
+        pool.sample(0, sampler)
+    assert caught.value.reason == "bad_logits"
+    sampler.close()
 
 
 def test_a_full_pool_says_so_and_changes_nothing(llama: LlamaModel, pool: LlamaPool) -> None:

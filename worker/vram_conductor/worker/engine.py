@@ -49,7 +49,8 @@ class Estimator(Protocol):
 
 
 class Sampler(Protocol):
-    """A sampler chain of one job (penalties → bias → top-k … → distribution or greedy)."""
+    """A sampler chain of one job (penalties → bias → top-k … → distribution or greedy). It needs
+    no open model: a job that was preempted keeps its sampler while its model is unloaded."""
 
     def accept(self, token: int) -> None:
         """Tell the penalties about a token that was not sampled here (the prompt)."""
@@ -67,11 +68,16 @@ class Pool(Protocol):
     def decode(self, batch: Sequence[tuple[int, Tokens, int, bool]]) -> None:
         """Compute one batch. Each entry: (slot, ids, first position, want logits of the last).
 
-        Raises ConductorError ``kv_full`` (nothing changed), ``decode_failed``.
+        Raises ConductorError ``kv_full`` (nothing changed), ``decode_failed`` (what the slots of
+        the batch hold is unknown: empty them).
         """
 
     def sample(self, slot: int, sampler: Sampler) -> int:
-        """Sample from the logits that the last ``decode`` computed for ``slot``."""
+        """Sample from the logits that the last ``decode`` computed for ``slot``.
+
+        Raises ConductorError ``bad_logits``: they are no numbers; nor, from now on, is what any
+        slot of this pool computes: close it.
+        """
 
     def pos_min(self, slot: int) -> int:
         """First position still in the cache, -1 if the slot is empty."""
@@ -95,7 +101,8 @@ class Pool(Protocol):
     def set_state(self, slot: int, blob: memoryview) -> None:
         """Replace the slot's state.
 
-        Raises ConductorError ``state_failed``: the slot is then empty.
+        Raises ConductorError ``state_failed``: the slot is then empty. The caller compares
+        ``pos_max`` with what the state should hold.
         """
 
     def close(self) -> None: ...
@@ -157,4 +164,5 @@ class Engine(Protocol):
     def estimator(self) -> Estimator: ...
 
     def load(self, path: str, name: str) -> Model:
-        """Load weights. Raises ConductorError ``load_failed``; nothing stays allocated."""
+        """Load weights. Raises a ConductorError, and nothing stays allocated: ``load_failed``,
+        ``no_such_model``, ``bad_model``, ``unsupported_model``."""

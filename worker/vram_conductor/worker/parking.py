@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
-from vram_conductor.protocol.errors import ConductorError
+from vram_conductor.protocol.errors import ConductorError, Internal
 from vram_conductor.worker.engine import Pool, Tokens
 from vram_conductor.worker.outbox import info_of
 from vram_conductor.worker.residency import Conversation, PoolState, Residency, Slot
@@ -193,6 +193,14 @@ class Parking:
                 pool.handle.set_state(slot.index, view)
             finally:
                 view.release()
+            last = pool.handle.pos_max(slot.index)
+            if last != meta.n_tokens - 1:
+                raise Internal(
+                    "state_failed",
+                    f"a state of {meta.n_tokens} tokens was restored and ends at position {last}",
+                    n_tokens=meta.n_tokens,
+                    position=last,
+                )
         except Exception as error:
             # A failed restore may leave a part behind: the slot is emptied in any case.
             info = info_of(error)

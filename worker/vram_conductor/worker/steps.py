@@ -82,9 +82,12 @@ class Steps:
             self._decode_failed(pool, shares, error)
             return True
         self._note(shares, (self._clock() - begin) / 1e6, now_ns)
-        for job, _ in shares:
-            if job.pending == 0:
-                self._sample(pool, job)
+        due = [job for job, _ in shares if job.pending == 0]
+        spoilt = [job for job in due if not self._sample(pool, job)]
+        if spoilt:
+            # What is no number spreads through masked cells, too: nobody goes on in this cache.
+            # States of others were computed before and are right.
+            self._mover.close_pool(pool, Receipt())
         return True
 
     def _next_pool(self) -> PoolState | None:
@@ -114,7 +117,8 @@ class Steps:
                 paper.prefill_ms += elapsed_ms
             job.pool.used_ns = job.pool.weights.used_ns = slot.used_ns = now_ns
 
-    def _sample(self, pool: PoolState, job: Job) -> None:
+    def _sample(self, pool: PoolState, job: Job) -> bool:
+        """One token for a job. False: its cache is spoilt."""
         model = pool.weights.handle
         assert pool.handle is not None
         assert job.slot is not None
@@ -125,12 +129,16 @@ class Steps:
             is_end = model.is_eog(token)
             piece = b"" if is_end else model.piece(token, special=False)
         except Exception as error:
+            spoilt = isinstance(error, ConductorError) and error.reason == "bad_logits"
+            if spoilt:
+                # Not to be parked; the state that was parked before is of an older cache.
+                self._leave(pool, job, "bad_logits")
             self._ends.failed(job, error)
-            return
+            return not spoilt
         self._take(job, token)
         if is_end:
             self._ends.done(job, "eos", ids=[token])
-            return
+            return True
         text = job.text.push(piece)
         self._outbox.reply(RunTokens, job.run, job=job.run.job, text=text, ids=[token])
         limit = job.run.max_tokens
@@ -138,6 +146,7 @@ class Steps:
             self._ends.done(job, "stop")
         elif (limit is not None and job.generated >= limit) or len(job.work) >= job.n_ctx:
             self._ends.done(job, "length")
+        return True
 
     def _take(self, job: Job, token: int) -> None:
         """The first token commits the conversation to the prompt; every one is part of it."""
@@ -158,14 +167,17 @@ class Steps:
         log.error("a decode of %s failed: %s", pool.key, info_of(error).message, exc_info=error)
         for job, _ in shares:
             # What these slots hold now is unknown; the checkpoints are not touched.
-            slot = job.slot
-            assert slot is not None
-            job.leave_slot(job.waiting_ns, front=True)
-            self._parking.release(pool, slot)
-            job.conversation.lost = "decode_failed"
+            self._leave(pool, job, "decode_failed")
             job.alone = True
             if len(shares) == 1:
                 self._ends.failed(job, error)
+
+    def _leave(self, pool: PoolState, job: Job, lost: str) -> None:
+        slot = job.slot
+        assert slot is not None
+        job.leave_slot(job.waiting_ns, front=True)
+        self._parking.release(pool, slot)
+        job.conversation.lost = lost
 
     def _pool_full(self, pool: PoolState, shares: Sequence[Share], error: ConductorError) -> None:
         """No cells: idle conversations leave first, then the job that came last; the last one

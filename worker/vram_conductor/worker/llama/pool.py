@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections.abc import Sequence
+from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,7 @@ class LlamaPool:
     ) -> None:
         self.shape = shape
         self._rollback = info.rollback
+        self._n_vocab = info.n_vocab
         self._n_swa = int(ll.llama_model_n_swa(model))
         self._regime = rope_regime(model, shape.cells)
         self._context, capture = create_context(model, options, shape)
@@ -92,10 +94,26 @@ class LlamaPool:
 
     def sample(self, slot: int, sampler: Sampler) -> int:
         """Sample from the logits that the last :meth:`decode` computed for ``slot``; the
-        sampler has then accepted the token."""
+        sampler has then accepted the token.
+
+        Raises:
+            Internal: ``bad_logits``: the logit of what was sampled is not a number. llama.cpp
+                does not notice, and takes some token.
+        """
         assert isinstance(sampler, LlamaSampler)
         index = self._batch.last[slot]
-        return int(ll.llama_sampler_sample(sampler.handle, self._context, index))
+        token = int(ll.llama_sampler_sample(sampler.handle, self._context, index))
+        # One that is not a number makes all of them so within a layer; one look is enough.
+        if not 0 <= token < self._n_vocab or not isfinite(
+            ll.llama_get_logits_ith(self._context, index)[token]
+        ):
+            raise Internal(
+                "bad_logits",
+                "the model computed logits that are no numbers; reset the conversation, and "
+                "verify the model file if it happens again",
+                token=token,
+            )
+        return token
 
     def pos_min(self, slot: int) -> int:
         """First position still in the cache, -1 if the slot is empty."""
