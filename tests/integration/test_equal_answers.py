@@ -30,6 +30,8 @@ BIAS = {**NO_END, 1: -1000.0, 106: -1000.0}
 
 STORY = "The keeper wrote down every ship that passed, its flag, its course and the hour. "
 WINDOW = 512
+ROLLBACK = {"smollm2": "any", "gemma3": "window", "mamba": "none", "jamba": "none"}
+"""How far a state can be rolled back: a limit of the model, which its agents are told."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,7 @@ def room_for_one(speakers: list[Speaker], kv_type: KVType) -> Iterator[Scene]:
         for one in speakers:
             name = str(one.path)
             scene.conductor.register(one.name, name, n_ctx=one.n_ctx, kv_type=kv_type)
+            assert scene.agent(one.name).rollback == ROLLBACK[one.name]
         yield scene
 
 
