@@ -17,10 +17,10 @@ import time
 from collections.abc import Callable
 from statistics import median, quantiles
 
-from vram_conductor.broker.capacity import DeviceSpec
-from vram_conductor.broker.claims import Claim, Measured
-from vram_conductor.broker.decisions import Admit, Deny, Reservation
-from vram_conductor.broker.ledger import Ledger
+from vram_conductor.broker.ledger.capacity import DeviceSpec
+from vram_conductor.broker.ledger.claims import Claim, Measured
+from vram_conductor.broker.ledger.decisions import Admit, Deny, Reservation
+from vram_conductor.broker.ledger.ledger import Ledger
 from vram_conductor.protocol.values import AgentKey, LedgerMode, PoolShape
 
 SEED = 20240607

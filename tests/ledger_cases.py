@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from vram_conductor.broker.capacity import DeviceSpec
-from vram_conductor.broker.claims import Claim
-from vram_conductor.broker.decisions import Deny, Reservation
-from vram_conductor.broker.ledger import Ledger
+from vram_conductor.broker.ledger.capacity import DeviceSpec
+from vram_conductor.broker.ledger.claims import Claim
+from vram_conductor.broker.ledger.decisions import Deny, Reservation
+from vram_conductor.broker.ledger.ledger import Ledger
 from vram_conductor.protocol.values import AgentKey, KVType, LedgerMode
 
 MIB = 1 << 20

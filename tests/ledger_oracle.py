@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from vram_conductor.broker.claims import Claim, Measured
+from vram_conductor.broker.ledger.claims import Claim, Measured
 from vram_conductor.protocol.values import AgentKey, LedgerMode, PoolShape
 
 PoolName = tuple[str, str]

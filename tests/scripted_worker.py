@@ -26,8 +26,8 @@ from vram_conductor.broker.events import (
     WorkerGone,
     WorkerMessageIn,
 )
-from vram_conductor.broker.records import Record
-from vram_conductor.broker.restored import Restored
+from vram_conductor.broker.journal.records import Record
+from vram_conductor.broker.journal.restored import Restored
 from vram_conductor.protocol import commands as c
 from vram_conductor.protocol import messages as m
 from vram_conductor.protocol.config import BrokerConfig, Config, DeviceConfig

@@ -7,12 +7,12 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vram_conductor.broker import admission
-from vram_conductor.broker.admission import Refusal
-from vram_conductor.broker.capacity import DeviceSpec
-from vram_conductor.broker.claims import Claim, Measured
-from vram_conductor.broker.decisions import Admit, Deny, DenyCode, Reservation, Stale
-from vram_conductor.broker.ledger import Ledger
+from vram_conductor.broker.ledger import admission
+from vram_conductor.broker.ledger.admission import Refusal
+from vram_conductor.broker.ledger.capacity import DeviceSpec
+from vram_conductor.broker.ledger.claims import Claim, Measured
+from vram_conductor.broker.ledger.decisions import Admit, Deny, DenyCode, Reservation, Stale
+from vram_conductor.broker.ledger.ledger import Ledger
 from vram_conductor.protocol import limits
 from vram_conductor.protocol.errors import Code, ErrorInfo
 from vram_conductor.protocol.values import AgentKey, LedgerMode, PoolShape

@@ -7,10 +7,10 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from vram_conductor.broker import refusal
-from vram_conductor.broker.admission import Refusal, no_worker
-from vram_conductor.broker.claims import Claim
-from vram_conductor.broker.decisions import Deny, DenyCode
+from vram_conductor.broker.ledger import refusal
+from vram_conductor.broker.ledger.admission import Refusal, no_worker
+from vram_conductor.broker.ledger.claims import Claim
+from vram_conductor.broker.ledger.decisions import Deny, DenyCode
 from vram_conductor.protocol.errors import Code, LedgerDeny, error_from_info
 from vram_conductor.protocol.limits import BYTES_MAX
 from vram_conductor.protocol.values import AgentKey, Line, PoolShape

@@ -264,7 +264,7 @@ def test_it_leaves_when_its_supervisor_is_gone(short_tmp: Path) -> None:
 def test_a_bug_ends_the_process_with_its_own_code_and_loses_nothing(short_tmp: Path) -> None:
     code = (
         "import sys\n"
-        "from vram_conductor.broker import app\n"
+        "from vram_conductor.broker.shell import app\n"
         "from vram_conductor.protocol.messages import Ping\n"
         "real = app.Core.handle\n"
         "def handle(self, event, now_ns):\n"
@@ -322,7 +322,7 @@ def test_a_missing_metrics_package_is_said_clearly(short_tmp: Path) -> None:
     code = (
         "import sys\n"
         "sys.modules['prometheus_client'] = None\n"
-        "from vram_conductor.broker import app\n"
+        "from vram_conductor.broker.shell import app\n"
         "sys.exit(app.main())\n"
     )
     with BrokerProcess(short_tmp, "--metrics-port", "1", code=code) as broker:
@@ -331,7 +331,7 @@ def test_a_missing_metrics_package_is_said_clearly(short_tmp: Path) -> None:
 
 
 def test_the_broker_needs_neither_llama_nor_numpy() -> None:
-    code = "import sys, vram_conductor.broker.app; print(*sys.modules)"
+    code = "import sys, vram_conductor.broker.shell.app; print(*sys.modules)"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = set(out.stdout.split())
     assert not loaded & {"llama_cpp", "numpy", "prometheus_client", "pynvml", "xxhash"}

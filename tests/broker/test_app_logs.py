@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 
-from vram_conductor.broker.logs import VALUE_CHARS_MAX, Logger
+from vram_conductor.broker.shell.logs import VALUE_CHARS_MAX, Logger
 
 
 def written(log_format: str, level: str = "info", /, **fields: object) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from vram_conductor.broker.options import parse
+from vram_conductor.broker.shell.options import parse
 from vram_conductor.protocol.config import BrokerConfig, Config, DeviceConfig, WorkerConfig, overlay
 from vram_conductor.protocol.errors import InvalidArgument
 

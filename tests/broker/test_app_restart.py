@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from broker_process import BrokerProcess, RawClient, end, until
 
-from vram_conductor.broker import journal_format
-from vram_conductor.broker.journal_open import JOURNAL_NAME
-from vram_conductor.broker.records import BrokerEpoch
-from vram_conductor.broker.replay import encode
+from vram_conductor.broker.journal import format as journal_format
+from vram_conductor.broker.journal.opening import JOURNAL_NAME
+from vram_conductor.broker.journal.records import BrokerEpoch
+from vram_conductor.broker.journal.replay import encode
 from vram_conductor.protocol.errors import Code, ErrorInfo
 from vram_conductor.protocol.messages import Error, Tokens
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from scripted_worker import Bench, config_of, shape_of
 
-from vram_conductor.broker.records import AgentRegistered
+from vram_conductor.broker.journal.records import AgentRegistered
 from vram_conductor.protocol import commands as c
 from vram_conductor.protocol import messages as m
 from vram_conductor.protocol.config import DeviceConfig

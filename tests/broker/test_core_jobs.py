@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from scripted_worker import Bench, Client, ScriptedWorker, config_of
 
-from vram_conductor.broker.delivery import PIECES_AT_ONCE, PIECES_PER_TURN
 from vram_conductor.broker.events import ClientFlow
-from vram_conductor.broker.records import ConversationCommitted
+from vram_conductor.broker.jobs.delivery import PIECES_AT_ONCE, PIECES_PER_TURN
+from vram_conductor.broker.journal.records import ConversationCommitted
 from vram_conductor.protocol import commands as c
 from vram_conductor.protocol import limits
 from vram_conductor.protocol import messages as m
@@ -518,7 +518,7 @@ def test_resume_of_an_unknown_or_forgotten_job() -> None:
 
 def test_output_beyond_the_streams_bound_ends_as_length(monkeypatch: pytest.MonkeyPatch) -> None:
     small = functools.partial(SendStream, bytes_max=300)
-    monkeypatch.setattr("vram_conductor.broker.job_desk.SendStream", small)
+    monkeypatch.setattr("vram_conductor.broker.jobs.job_desk.SendStream", small)
     _bench, worker, client = setup()
     rid = client.decode("coder")
     job = worker.job("coder")
@@ -806,7 +806,7 @@ def test_transcript_too_long_for_a_frame_is_an_error_of_that_job(
 
 
 def test_finished_results_are_kept_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vram_conductor.broker.jobs.RESULTS_MAX", 2)
+    monkeypatch.setattr("vram_conductor.broker.jobs.job.RESULTS_MAX", 2)
     bench, worker, client = setup()
     rids = []
     for _ in range(3):

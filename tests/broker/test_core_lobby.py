@@ -157,7 +157,7 @@ def test_drain_ends_what_waits() -> None:
 
 
 def test_waiting_registers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vram_conductor.broker.lobby.GUESTS_MAX", 2)
+    monkeypatch.setattr("vram_conductor.broker.agents.lobby.GUESTS_MAX", 2)
     bench = Bench()
     client = bench.client()
     first, second, third = (client.register(name) for name in ("a", "b", "d"))

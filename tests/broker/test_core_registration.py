@@ -6,7 +6,7 @@ import pytest
 from scripted_worker import MIB, MODELS, PRINCIPAL, Bench, ScriptedWorker, config_of, shape_of
 
 from vram_conductor.broker.events import ClientMessageIn
-from vram_conductor.broker.records import AgentRegistered, AgentRemoved
+from vram_conductor.broker.journal.records import AgentRegistered, AgentRemoved
 from vram_conductor.protocol import commands as c
 from vram_conductor.protocol import messages as m
 from vram_conductor.protocol.config import DeviceConfig
@@ -463,7 +463,7 @@ def test_ephemeral_registration_goes_on_while_another_client_waits_for_it() -> N
 
 
 def test_waiters_of_one_registration_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vram_conductor.broker.lobby.WAITERS_MAX", 2)
+    monkeypatch.setattr("vram_conductor.broker.agents.lobby.WAITERS_MAX", 2)
     bench = Bench()
     worker = bench.worker()
     worker.auto -= {c.Load}

@@ -20,8 +20,8 @@ from scripted_worker import MIB, MS, Bench, Client, Job, ScriptedWorker, config_
 
 from vram_conductor.broker.effects import SendClient, SendWorker
 from vram_conductor.broker.events import WorkerMessageIn
+from vram_conductor.broker.journal.restored import Restored
 from vram_conductor.broker.registry import Agent
-from vram_conductor.broker.restored import Restored
 from vram_conductor.protocol import commands as c
 from vram_conductor.protocol import messages as m
 from vram_conductor.protocol.config import DeviceConfig

@@ -9,7 +9,11 @@ import pytest
 from scripted_worker import MIB, MODELS, MS, Bench, Client, ScriptedWorker, config_of
 
 from vram_conductor.broker.events import WorkerBad
-from vram_conductor.broker.records import AgentRegistered, ConversationCommitted, WorkerEpochSeen
+from vram_conductor.broker.journal.records import (
+    AgentRegistered,
+    ConversationCommitted,
+    WorkerEpochSeen,
+)
 from vram_conductor.protocol import commands as c
 from vram_conductor.protocol import messages as m
 from vram_conductor.protocol.config import DeviceConfig

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vram_conductor.broker.jobs import Job, JobTable
+from vram_conductor.broker.jobs.job import Job, JobTable
 from vram_conductor.protocol.errors import Code, ErrorInfo
 from vram_conductor.protocol.messages import Decode, Done, Error
 from vram_conductor.protocol.stream import SendStream
@@ -69,7 +69,7 @@ def test_live_jobs_and_counts() -> None:
 
 
 def test_oldest_results_go_first_by_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vram_conductor.broker.jobs.RESULTS_MAX", 2)
+    monkeypatch.setattr("vram_conductor.broker.jobs.job.RESULTS_MAX", 2)
     table = JobTable()
     jobs = [add(table) for _ in range(4)]
     assert [end(table, job) for job in jobs[:2]] == [[], []]
@@ -83,7 +83,7 @@ def test_oldest_results_go_first_by_size(monkeypatch: pytest.MonkeyPatch) -> Non
     table = JobTable()
     jobs = [add(table, text="x" * 1000) for _ in range(3)]
     size = jobs[0].stream.kept_bytes
-    monkeypatch.setattr("vram_conductor.broker.jobs.RESULTS_BYTES_MAX", 2 * size)
+    monkeypatch.setattr("vram_conductor.broker.jobs.job.RESULTS_BYTES_MAX", 2 * size)
     assert end(table, jobs[0]) == []
     assert end(table, jobs[1]) == []
     victims = end(table, jobs[2])

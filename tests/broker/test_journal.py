@@ -18,10 +18,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from vram_conductor.broker import journal_file, journal_format
-from vram_conductor.broker.journal import GROUP_COMMIT_NS, RETRY_NS, Journal
-from vram_conductor.broker.journal_open import JOURNAL_NAME, Opened, open_journal
-from vram_conductor.broker.records import (
+from vram_conductor.broker.journal import files as journal_file
+from vram_conductor.broker.journal import format as journal_format
+from vram_conductor.broker.journal.journal import GROUP_COMMIT_NS, RETRY_NS, Journal
+from vram_conductor.broker.journal.opening import JOURNAL_NAME, Opened, open_journal
+from vram_conductor.broker.journal.records import (
     AgentRegistered,
     AgentRemoved,
     AgentSpec,
@@ -29,8 +30,8 @@ from vram_conductor.broker.records import (
     ConversationCommitted,
     Record,
 )
-from vram_conductor.broker.replay import encode
-from vram_conductor.broker.restored import Restored
+from vram_conductor.broker.journal.replay import encode
+from vram_conductor.broker.journal.restored import Restored
 from vram_conductor.protocol.errors import DataLoss, FailedPrecondition, Unavailable
 from vram_conductor.protocol.values import AgentKey, ConversationKey, ModelInfo
 
@@ -434,9 +435,9 @@ def test_a_crash_in_the_middle_of_a_rewrite_leaves_the_old_file(tmp_path: Path) 
 CHILD = """
 import sys
 from pathlib import Path
-from vram_conductor.broker.journal import Journal
-from vram_conductor.broker.journal_open import open_journal
-from vram_conductor.broker.records import ConversationCommitted
+from vram_conductor.broker.journal.journal import Journal
+from vram_conductor.broker.journal.opening import open_journal
+from vram_conductor.broker.journal.records import ConversationCommitted
 from vram_conductor.protocol.values import ConversationKey
 
 log = lambda level, event, /, **fields: None

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vram_conductor.broker.backlog import Backlog, coalesce
-from vram_conductor.broker.records import (
+from vram_conductor.broker.journal.backlog import Backlog, coalesce
+from vram_conductor.broker.journal.records import (
     AgentRegistered,
     AgentRemoved,
     AgentSpec,
@@ -16,7 +16,7 @@ from vram_conductor.broker.records import (
     Record,
     WorkerEpochSeen,
 )
-from vram_conductor.broker.restored import Restored
+from vram_conductor.broker.journal.restored import Restored
 from vram_conductor.protocol.values import AgentKey, ConversationKey, ModelInfo
 
 MODEL = ModelInfo(

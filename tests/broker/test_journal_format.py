@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vram_conductor.broker.journal_format import (
+from vram_conductor.broker.journal.format import (
     FORMAT_VERSION,
     FRAME_BYTES,
     HEADER_BYTES,

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from ledger_cases import MIB, NOW, agent, lines, make_claim, make_ledger, refuse, reserve
 
-from vram_conductor.broker.capacity import DeviceSpec
-from vram_conductor.broker.claims import Claim
-from vram_conductor.broker.decisions import Admit, DenyCode, Reservation, Stale
-from vram_conductor.broker.ledger import Ledger
-from vram_conductor.broker.peaks import Peaks
+from vram_conductor.broker.ledger.capacity import DeviceSpec
+from vram_conductor.broker.ledger.claims import Claim
+from vram_conductor.broker.ledger.decisions import Admit, DenyCode, Reservation, Stale
+from vram_conductor.broker.ledger.ledger import Ledger
+from vram_conductor.broker.ledger.peaks import Peaks
 from vram_conductor.protocol.errors import InvalidArgument
 from vram_conductor.protocol.values import PoolShape
 

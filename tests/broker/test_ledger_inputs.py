@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ledger_cases import MIB, NOW, agent, make_claim, make_ledger, refuse, reserve
 
-from vram_conductor.broker.capacity import DeviceSpec
-from vram_conductor.broker.claims import Claim, Measured
-from vram_conductor.broker.decisions import Admit, Committed, DenyCode
-from vram_conductor.broker.hostledger import HostLedger
-from vram_conductor.broker.ledger import Ledger
+from vram_conductor.broker.ledger.capacity import DeviceSpec
+from vram_conductor.broker.ledger.claims import Claim, Measured
+from vram_conductor.broker.ledger.decisions import Admit, Committed, DenyCode
+from vram_conductor.broker.ledger.host import HostLedger
+from vram_conductor.broker.ledger.ledger import Ledger
 from vram_conductor.protocol.errors import InvalidArgument
 from vram_conductor.protocol.limits import BYTES_MAX, N_CTX_MAX, SLOTS_MAX
 from vram_conductor.protocol.values import PoolShape

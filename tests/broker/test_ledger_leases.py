@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from vram_conductor.broker.capacity import DeviceSpec
-from vram_conductor.broker.claims import Claim
-from vram_conductor.broker.decisions import Deny, DenyCode, Lease, Reservation
-from vram_conductor.broker.foreign import cpu_foreign_bytes, gpu_foreign_bytes
-from vram_conductor.broker.ledger import Ledger
+from vram_conductor.broker.ledger.capacity import DeviceSpec
+from vram_conductor.broker.ledger.claims import Claim
+from vram_conductor.broker.ledger.decisions import Deny, DenyCode, Lease, Reservation
+from vram_conductor.broker.ledger.foreign import cpu_foreign_bytes, gpu_foreign_bytes
+from vram_conductor.broker.ledger.ledger import Ledger
 from vram_conductor.protocol.errors import AlreadyExists, InvalidArgument
 from vram_conductor.protocol.values import AgentKey, PoolShape
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from ledger_cases import MIB, NOW, agent, lines, make_claim, make_ledger, reserve
 
-from vram_conductor.broker.capacity import DeviceSpec
-from vram_conductor.broker.claims import Measured
-from vram_conductor.broker.decisions import Admit, Committed, Deny, DenyCode
-from vram_conductor.broker.ledger import Ledger
+from vram_conductor.broker.ledger.capacity import DeviceSpec
+from vram_conductor.broker.ledger.claims import Measured
+from vram_conductor.broker.ledger.decisions import Admit, Committed, Deny, DenyCode
+from vram_conductor.broker.ledger.ledger import Ledger
 from vram_conductor.protocol.errors import AlreadyExists, FailedPrecondition, InvalidArgument
 from vram_conductor.protocol.values import PoolShape
 

@@ -15,10 +15,17 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from ledger_oracle import Oracle, key, name
 
-from vram_conductor.broker.capacity import DeviceSpec
-from vram_conductor.broker.claims import NOTHING_MEASURED, Claim, Measured
-from vram_conductor.broker.decisions import Committed, Deny, DenyCode, Lease, Reservation, Stale
-from vram_conductor.broker.ledger import Ledger
+from vram_conductor.broker.ledger.capacity import DeviceSpec
+from vram_conductor.broker.ledger.claims import NOTHING_MEASURED, Claim, Measured
+from vram_conductor.broker.ledger.decisions import (
+    Committed,
+    Deny,
+    DenyCode,
+    Lease,
+    Reservation,
+    Stale,
+)
+from vram_conductor.broker.ledger.ledger import Ledger
 from vram_conductor.protocol.errors import AlreadyExists
 from vram_conductor.protocol.values import AgentKey, KVType, LedgerMode, PoolShape
 

@@ -20,9 +20,6 @@ import msgpack
 import pytest
 import zmq
 
-from vram_conductor.broker import journal as journal_module
-from vram_conductor.broker import journal_file
-from vram_conductor.broker.auth import identify
 from vram_conductor.broker.effects import Append, Effect, Exit, Log, SendClient, SendWorker
 from vram_conductor.broker.events import (
     ClientBad,
@@ -37,14 +34,17 @@ from vram_conductor.broker.events import (
     WorkerGone,
     WorkerMessageIn,
 )
-from vram_conductor.broker.journal import Journal
-from vram_conductor.broker.journal_open import open_journal
-from vram_conductor.broker.large_sends import IN_FLIGHT_BYTES_MAX, LARGE_BYTES
-from vram_conductor.broker.loop import MESSAGES_PER_TURN, Loop
-from vram_conductor.broker.outbox import PEER_BYTES_MAX, Outbox
-from vram_conductor.broker.port import BAD_PER_SECOND_MAX, FLUSH_NS, Port
-from vram_conductor.broker.records import BrokerEpoch
-from vram_conductor.broker.stop import Stop
+from vram_conductor.broker.journal import files as journal_file
+from vram_conductor.broker.journal import journal as journal_module
+from vram_conductor.broker.journal.journal import Journal
+from vram_conductor.broker.journal.opening import open_journal
+from vram_conductor.broker.journal.records import BrokerEpoch
+from vram_conductor.broker.shell.auth import identify
+from vram_conductor.broker.shell.large_sends import IN_FLIGHT_BYTES_MAX, LARGE_BYTES
+from vram_conductor.broker.shell.loop import MESSAGES_PER_TURN, Loop
+from vram_conductor.broker.shell.outbox import PEER_BYTES_MAX, Outbox
+from vram_conductor.broker.shell.port import BAD_PER_SECOND_MAX, FLUSH_NS, Port
+from vram_conductor.broker.shell.stop import Stop
 from vram_conductor.protocol import codec, limits, sockets
 from vram_conductor.protocol.commands import (
     FromWorker,

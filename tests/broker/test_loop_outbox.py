@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from vram_conductor.broker.outbox import STALL_NS, Outbox, cost_bytes
+from vram_conductor.broker.shell.outbox import STALL_NS, Outbox, cost_bytes
 
 
 def message(number: int, size: int = 10) -> list[bytes]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from vram_conductor.broker.effects import Effect, SendClient
 from vram_conductor.broker.events import Event, Tick, WorkerMessageIn
-from vram_conductor.broker.metrics import SNAPSHOT_NS, Shell, Tally
+from vram_conductor.broker.shell.metrics import SNAPSHOT_NS, Shell, Tally
 from vram_conductor.protocol.commands import Ready, RunDone, RunTokens
 from vram_conductor.protocol.errors import Code, ErrorInfo
 from vram_conductor.protocol.messages import Error, Pong

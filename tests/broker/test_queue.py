@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vram_conductor.broker.queue import AGING_NS, JobQueue
+from vram_conductor.broker.jobs.queue import AGING_NS, JobQueue
 from vram_conductor.protocol.errors import ResourceExhausted
 from vram_conductor.protocol.values import AgentKey, ConversationKey
 
@@ -104,7 +104,7 @@ def test_bounds_name_the_limit_and_when_to_come_back() -> None:
 
 
 def test_large_prompts_are_bounded_by_their_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vram_conductor.broker.queue.QUEUED_BYTES_MAX", 100)
+    monkeypatch.setattr("vram_conductor.broker.jobs.queue.QUEUED_BYTES_MAX", 100)
     queue: JobQueue[Item] = JobQueue(10, 10)
     large = item(1, size_bytes=90)
     queue.push(large)

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from scripted_worker import MODELS
 
-from vram_conductor.broker.records import (
+from vram_conductor.broker.journal.records import (
     AgentRegistered,
     AgentRemoved,
     AgentSpec,
@@ -16,6 +16,7 @@ from vram_conductor.broker.records import (
     Record,
     WorkerEpochSeen,
 )
+from vram_conductor.broker.journal.restored import Restored
 from vram_conductor.broker.registry import (
     Agent,
     Conversation,
@@ -23,7 +24,6 @@ from vram_conductor.broker.registry import (
     drop_if_unused,
     open_conversation,
 )
-from vram_conductor.broker.restored import Restored
 from vram_conductor.protocol.errors import NotFound, ResourceExhausted
 from vram_conductor.protocol.tokens import pack_tokens, unpack_tokens
 from vram_conductor.protocol.values import AgentKey, ConversationKey

@@ -1,1 +1,14 @@
-"""VRAM Conductor: broker."""
+"""The broker: admits agents, queues jobs, streams replies. No CUDA, no llama.cpp.
+
+A pure core (``core`` and what it is made of) and a shell around it:
+
+- ``core``, ``state``, ``events``, ``effects``: one event in, effects out; ``invariants`` for tests
+- ``clients``, ``sessions``, ``registry``, ``report``, ``tenants``: who is there, and what they see
+- ``boot``, ``drain``, ``timers``, ``errors``: begin, end, deadlines, words
+- ``agents``: REGISTER to UNREGISTER
+- ``jobs``: DECODE to DONE
+- ``workers``: READY to loss, commands and their replies
+- ``ledger``: who was promised how many bytes
+- ``journal``: what survives the broker
+- ``shell``: sockets, the loop, the process
+"""

@@ -4,6 +4,6 @@ from __future__ import annotations
 
 import sys
 
-from vram_conductor.broker.app import main
+from vram_conductor.broker.shell.app import main
 
 sys.exit(main())

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from vram_conductor.broker.capacity import DeviceSpec
-from vram_conductor.broker.devices import Device
+from vram_conductor.broker.agents.removal import Removal
 from vram_conductor.broker.errors import unconfigured_error
-from vram_conductor.broker.ledger import Ledger
-from vram_conductor.broker.records import AgentRegistered
+from vram_conductor.broker.journal.records import AgentRegistered
+from vram_conductor.broker.journal.restored import Restored
+from vram_conductor.broker.ledger.capacity import DeviceSpec
+from vram_conductor.broker.ledger.ledger import Ledger
 from vram_conductor.broker.registry import Agent, Conversation
-from vram_conductor.broker.removal import Removal
-from vram_conductor.broker.restored import Restored
 from vram_conductor.broker.state import JOBS_WAIT_MS, State
+from vram_conductor.broker.workers.devices import Device
 from vram_conductor.protocol.commands import Ready
 from vram_conductor.protocol.config import DeviceConfig
 from vram_conductor.protocol.values import DeviceInfo, DeviceKind

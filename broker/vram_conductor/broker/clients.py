@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import msgspec
 
-from vram_conductor.broker.agent_desk import AgentDesk
+from vram_conductor.broker.agents.agent_desk import AgentDesk
+from vram_conductor.broker.agents.removal import Removal
 from vram_conductor.broker.effects import SendClient
-from vram_conductor.broker.job_desk import JobDesk
-from vram_conductor.broker.removal import Removal
+from vram_conductor.broker.jobs.job_desk import JobDesk
 from vram_conductor.broker.report import status_report
 from vram_conductor.broker.sessions import FEATURES, Leave, Session, announced_limits
 from vram_conductor.broker.state import State
-from vram_conductor.broker.welcome import VERSION
+from vram_conductor.broker.workers.welcome import VERSION
 from vram_conductor.protocol import validate
 from vram_conductor.protocol.errors import ConductorError
 from vram_conductor.protocol.liveness import Liveness

@@ -7,20 +7,18 @@ possible elsewhere (a job can leave the queue, a suspended agent fits) is done b
 
 from __future__ import annotations
 
-from vram_conductor.broker.agent_desk import AgentDesk
-from vram_conductor.broker.asking import Asking
-from vram_conductor.broker.attempts import Attempts
+from vram_conductor.broker.agents.agent_desk import AgentDesk
+from vram_conductor.broker.agents.asking import Asking
+from vram_conductor.broker.agents.estimates import Estimates
+from vram_conductor.broker.agents.loading import Loading
+from vram_conductor.broker.agents.lobby import Who
+from vram_conductor.broker.agents.reload import Reload
+from vram_conductor.broker.agents.removal import Removal
 from vram_conductor.broker.boot import configure, find_device, restore
 from vram_conductor.broker.clients import Clients
-from vram_conductor.broker.commanding import Commander
-from vram_conductor.broker.delivery import Delivery
-from vram_conductor.broker.devices import Device
-from vram_conductor.broker.dispatch import Dispatcher
 from vram_conductor.broker.drain import Drainage
 from vram_conductor.broker.effects import Effect
-from vram_conductor.broker.ending import Ending
 from vram_conductor.broker.errors import no_worker_error
-from vram_conductor.broker.estimates import Estimates
 from vram_conductor.broker.events import (
     ClientBad,
     ClientFlow,
@@ -35,18 +33,20 @@ from vram_conductor.broker.events import (
     WorkerMessageIn,
 )
 from vram_conductor.broker.invariants import validate
-from vram_conductor.broker.job_desk import JobDesk
-from vram_conductor.broker.loading import Loading
-from vram_conductor.broker.lobby import Who
+from vram_conductor.broker.jobs.attempts import Attempts
+from vram_conductor.broker.jobs.delivery import Delivery
+from vram_conductor.broker.jobs.dispatch import Dispatcher
+from vram_conductor.broker.jobs.ending import Ending
+from vram_conductor.broker.jobs.job_desk import JobDesk
+from vram_conductor.broker.journal.restored import Restored
 from vram_conductor.broker.registry import Agent
-from vram_conductor.broker.reload import Reload
-from vram_conductor.broker.removal import Removal
 from vram_conductor.broker.report import status_report
-from vram_conductor.broker.residency import Samples
-from vram_conductor.broker.restored import Restored
 from vram_conductor.broker.state import State
 from vram_conductor.broker.timers import Key
-from vram_conductor.broker.workers import WorkerHooks, Workers
+from vram_conductor.broker.workers.commanding import Commander
+from vram_conductor.broker.workers.devices import Device
+from vram_conductor.broker.workers.residency import Samples
+from vram_conductor.broker.workers.workers import WorkerHooks, Workers
 from vram_conductor.protocol.commands import Ready
 from vram_conductor.protocol.config import Config
 from vram_conductor.protocol.errors import ErrorInfo

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from vram_conductor.broker.agent_desk import AgentDesk
-from vram_conductor.broker.attempts import Attempts
+from vram_conductor.broker.agents.agent_desk import AgentDesk
 from vram_conductor.broker.clients import Clients
-from vram_conductor.broker.commanding import Commander
 from vram_conductor.broker.effects import Exit
 from vram_conductor.broker.errors import draining_error
+from vram_conductor.broker.jobs.attempts import Attempts
 from vram_conductor.broker.state import State
+from vram_conductor.broker.workers.commanding import Commander
 from vram_conductor.protocol.commands import Drain
 
 

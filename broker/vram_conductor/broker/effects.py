@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from vram_conductor.broker.records import Record
+from vram_conductor.broker.journal.records import Record
 from vram_conductor.protocol.commands import ToWorker
 from vram_conductor.protocol.messages import BrokerMessage
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from vram_conductor.broker.links import ReplyMessage, WorkerLink
-from vram_conductor.broker.restored import ID_BYTES
+from vram_conductor.broker.journal.restored import ID_BYTES
+from vram_conductor.broker.workers.links import ReplyMessage, WorkerLink
 from vram_conductor.protocol import limits
 from vram_conductor.protocol.errors import Code, ErrorInfo
 from vram_conductor.protocol.values import AgentKey

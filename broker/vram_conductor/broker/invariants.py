@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 
-from vram_conductor.broker.agent_desk import AgentDesk
-from vram_conductor.broker.jobs import Job
-from vram_conductor.broker.reload import Reload
+from vram_conductor.broker.agents.agent_desk import AgentDesk
+from vram_conductor.broker.agents.reload import Reload
+from vram_conductor.broker.jobs.job import Job
 from vram_conductor.broker.state import State
 from vram_conductor.protocol.messages import Done, Error
 from vram_conductor.protocol.values import AgentKey

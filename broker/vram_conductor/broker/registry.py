@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from vram_conductor.broker.records import AgentSpec
-from vram_conductor.broker.restored import ID_BYTES
+from vram_conductor.broker.journal.records import AgentSpec
+from vram_conductor.broker.journal.restored import ID_BYTES
 from vram_conductor.protocol import limits
 from vram_conductor.protocol.errors import ErrorInfo, NotFound, ResourceExhausted
 from vram_conductor.protocol.status import AgentState

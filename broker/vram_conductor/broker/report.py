@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from vram_conductor.broker.devices import Device
-from vram_conductor.broker.jobs import Job
-from vram_conductor.broker.links import WorkerLink
+from vram_conductor.broker.jobs.job import Job
 from vram_conductor.broker.registry import Agent
 from vram_conductor.broker.state import MS, State
 from vram_conductor.broker.tenants import own_lines, own_names
+from vram_conductor.broker.workers.devices import Device
+from vram_conductor.broker.workers.links import WorkerLink
 from vram_conductor.protocol.status import (
     AgentStatus,
     ConversationStatus,

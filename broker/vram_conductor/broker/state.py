@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from vram_conductor.broker.devices import Device
 from vram_conductor.broker.effects import Append, Effect, Log, SendClient, SendWorker
-from vram_conductor.broker.jobs import Job, JobTable
-from vram_conductor.broker.queue import JobQueue
-from vram_conductor.broker.records import Record
+from vram_conductor.broker.jobs.job import Job, JobTable
+from vram_conductor.broker.jobs.queue import JobQueue
+from vram_conductor.broker.journal.records import Record
 from vram_conductor.broker.registry import Registry
 from vram_conductor.broker.sessions import Sessions
 from vram_conductor.broker.timers import Timers
+from vram_conductor.broker.workers.devices import Device
 from vram_conductor.protocol.commands import ToWorker
 from vram_conductor.protocol.config import Config
 from vram_conductor.protocol.errors import ErrorInfo

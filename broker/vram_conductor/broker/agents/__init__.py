@@ -1,0 +1,7 @@
+"""Agents, from REGISTER to UNREGISTER (*pure*).
+
+- ``agent_desk``: what clients ask; ``spec``: what REGISTER means
+- ``lobby``, ``registration``: waiting for a worker; estimate, reserve, load, commit
+- ``estimates``, ``asking``, ``fitting``, ``loading``: the questions and commands on the way
+- ``reload``: agents that come back; ``removal``: agents that go
+"""

@@ -1,0 +1,118 @@
+"""From the queue to the worker (*pure*): which job leaves, checked once more, as RUN."""
+
+from __future__ import annotations
+
+from vram_conductor.broker.errors import queue_timeout_error, timeout_error, transcript_error
+from vram_conductor.broker.jobs.attempts import Attempts
+from vram_conductor.broker.jobs.ending import Ending
+from vram_conductor.broker.jobs.job import Attempt, Job
+from vram_conductor.broker.registry import Agent, Conversation
+from vram_conductor.broker.state import MS, State
+from vram_conductor.broker.workers.commanding import Commander
+from vram_conductor.broker.workers.devices import Device
+from vram_conductor.protocol import limits
+from vram_conductor.protocol.commands import Run
+from vram_conductor.protocol.errors import Code, ErrorInfo
+from vram_conductor.protocol.values import SAMPLING_DEFAULTS
+
+
+class Dispatcher:
+    """Keeps every worker as full as ``worker_inflight`` allows; the worker orders what it has."""
+
+    def __init__(
+        self, state: State, commander: Commander, attempts: Attempts, ending: Ending
+    ) -> None:
+        self._state = state
+        self._commander = commander
+        self._attempts = attempts
+        self._ending = ending
+
+    def dispatch(self, device: Device) -> None:
+        """Send what can be sent."""
+        state = self._state
+        link = device.link
+        if link is None or link.draining or state.draining:
+            return
+        while len(link.runs) < state.config.broker.worker_inflight:
+            job = state.queue.next(device.id, self._ready, state.now_ns)
+            if job is None:
+                return
+            agent = state.registry.get(job.key.agent_key)
+            conversation = agent.conversations[job.key.conversation]
+            error = self._refusal(job, conversation)
+            if error is not None:
+                self._ending.error(job, error)
+                continue
+            state.queue.remove(job)
+            conversation.queued -= 1
+            self._run(device, job, agent, conversation)
+
+    def _ready(self, job: Job) -> bool:
+        agent = self._state.registry.get(job.key.agent_key)
+        conversation = agent.conversations[job.key.conversation]
+        return agent.state == "ready" and conversation.running is None
+
+    def _refusal(self, job: Job, conversation: Conversation) -> ErrorInfo | None:
+        """What has changed since the job was accepted."""
+        now_ns = self._state.now_ns
+        if job.deadline_ns is not None and now_ns >= job.deadline_ns:
+            return timeout_error()
+        if (
+            job.started_ns is None
+            and job.queue_deadline_ns is not None
+            and now_ns >= job.queue_deadline_ns
+        ):
+            return queue_timeout_error()
+        if len(conversation.transcript) > limits.FRAME_BYTES_MAX:
+            return transcript_error(conversation.tokens)
+        assert job.message is not None
+        expected = job.message.expect_version
+        if expected is not None and expected != conversation.version:
+            return ErrorInfo(
+                Code.ABORTED,
+                "version_mismatch",
+                f"conversation {job.key.conversation!r} has version {conversation.version}, not "
+                f"{expected}: somebody (or an earlier try of yours) changed it; look, then resend",
+                details={"expected": expected, "version": conversation.version},
+            )
+        return None
+
+    def _run(self, device: Device, job: Job, agent: Agent, conversation: Conversation) -> None:
+        link = device.link
+        request = job.message
+        assert link is not None
+        assert request is not None
+        known = link.known.get(job.key) == conversation.version
+        attempt = Attempt(op=0, version=conversation.version, known=known)
+        deadline_ns = job.deadline_ns
+        timeout_ms = None
+        if deadline_ns is not None:
+            timeout_ms = max(1, (deadline_ns - self._state.now_ns) // MS)
+        job.attempt, job.state = attempt, "sent"
+        conversation.running = job.job
+        link.runs.add(job.job)
+        attempt.op = self._commander.send(
+            device,
+            lambda epoch, op: Run(
+                broker_epoch=epoch,
+                op=op,
+                job=job.job,
+                conversation=job.key,
+                version=conversation.version,
+                transcript_tokens=conversation.tokens,
+                n_raw=0 if known else 1,
+                continue_=request.continue_,
+                messages=request.messages,
+                prompt=request.prompt,
+                tokens=request.tokens,
+                max_tokens=request.max_tokens,
+                sampling=request.sampling.over(agent.spec.sampling).over(SAMPLING_DEFAULTS),
+                stop=request.stop,
+                logit_bias=request.logit_bias,
+                timeout_ms=timeout_ms,
+                priority=job.priority,
+            ),
+            on_reply=lambda message, raw: self._attempts.reply(job, message, raw),
+            on_lost=lambda error: self._attempts.lost(job, error),
+            raw=[] if known else [bytes(conversation.transcript)],
+        )

@@ -1,0 +1,8 @@
+"""The ledger of one device, and admission over several. Pure; knows nothing of the rest.
+
+- ``ledger``: decide, reserve, commit, roll back, release; ``accounts``: its state and sums
+- ``admission``: which device; ``decisions``: the answers; ``denials``, ``refusal``: why not
+- ``claims``: what is asked for and measured; ``capacity``: how much there is
+- ``book``, ``models``, ``pools``, ``figure``: what is promised to whom, and how well it is known
+- ``host``: memory for parked states; ``leases``, ``foreign``: memory of programs outside
+"""

@@ -1,0 +1,59 @@
+"""The answer to READY (*pure*): whether a worker is acceptable, and W_WELCOME."""
+
+from __future__ import annotations
+
+from vram_conductor.broker.state import State
+from vram_conductor.broker.workers.devices import Device
+from vram_conductor.broker.workers.residency import check_numbers
+from vram_conductor.protocol import limits
+from vram_conductor.protocol.commands import Ready, WorkerWelcome
+from vram_conductor.protocol.config import Config
+from vram_conductor.protocol.errors import Code, ErrorInfo
+
+VERSION = (limits.PROTOCOL_MAJOR, limits.PROTOCOL_MINOR)
+
+
+def refusal(config: Config, device: Device | None, ready: Ready) -> ErrorInfo | None:
+    """Why this worker can never serve, None if it can. ``device``: the one it names."""
+    name = ready.device.device
+    if ready.v[0] != limits.PROTOCOL_MAJOR:
+        return ErrorInfo(
+            Code.UNIMPLEMENTED,
+            "unsupported_version",
+            f"the worker speaks protocol {ready.v[0]}, the broker {limits.PROTOCOL_MAJOR}; "
+            "upgrade the older one",
+            details={"theirs": ready.v[0], "ours": limits.PROTOCOL_MAJOR},
+        )
+    if device is None:
+        known = [item.id for item in config.device]
+        return ErrorInfo(
+            Code.NOT_FOUND,
+            "no_such_device",
+            f"device {name!r} is not in the broker's configuration ({', '.join(known)}); "
+            "add a [[device]] table for it",
+            details={"device": name, "devices": known},
+        )
+    if device.config.kind != ready.device.kind:
+        return ErrorInfo(
+            Code.FAILED_PRECONDITION,
+            "wrong_device_kind",
+            f"device {name!r} is configured as {device.config.kind}, the worker found "
+            f"{ready.device.kind}; correct the [[device]] table",
+            details={"device": name},
+        )
+    return check_numbers(config, device, ready)
+
+
+def welcome_message(state: State, device: Device) -> WorkerWelcome:
+    """W_WELCOME with every conversation of the device that has a record."""
+    return WorkerWelcome(
+        v=VERSION,
+        broker_epoch=state.broker_epoch,
+        heartbeat_ms=state.config.broker.heartbeat_ms,
+        conversations=[
+            conversation.key
+            for agent in state.registry.on(device.id)
+            for conversation in agent.conversations.values()
+            if conversation.transcript
+        ],
+    )

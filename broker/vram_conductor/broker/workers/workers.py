@@ -1,0 +1,265 @@
+"""The workers' comings and goings (*pure*): READY, who may serve a device, loss.
+
+One worker serves a device. When a second one says READY, the younger wins if the older is gone;
+whether it is, the next half heartbeats tell: a killed worker's replacement must not be sent away,
+and a worker that was started twice by mistake must not steal the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from vram_conductor.broker.errors import LEFT, left_error, lost_error, stale_error, taken_error
+from vram_conductor.broker.journal.records import WorkerEpochSeen
+from vram_conductor.broker.state import JOBS_WAIT_MS, MS, Level, State
+from vram_conductor.broker.workers.commanding import Commander
+from vram_conductor.broker.workers.devices import Device
+from vram_conductor.broker.workers.links import Candidate, WorkerLink
+from vram_conductor.broker.workers.welcome import refusal, welcome_message
+from vram_conductor.protocol import limits
+from vram_conductor.protocol.commands import (
+    CancelRun,
+    FromWorker,
+    NoSession,
+    Ready,
+    Residency,
+    WorkerBye,
+    WorkerPing,
+    WorkerPong,
+    WorkerRefused,
+)
+from vram_conductor.protocol.errors import ErrorInfo
+from vram_conductor.protocol.liveness import Liveness
+
+
+@dataclass(frozen=True)
+class WorkerHooks:
+    """What the rest of the broker does about it.
+
+    ``welcomed`` comes after the link is in place, ``lost`` after it is gone and every open
+    command has been told, ``residency`` with each accepted report.
+    """
+
+    welcomed: Callable[[Device, Ready], None]
+    lost: Callable[[Device, ErrorInfo], None]
+    residency: Callable[[Device, Residency], None]
+
+
+class Workers:
+    """Decides who is a device's worker."""
+
+    def __init__(
+        self,
+        state: State,
+        commander: Commander,
+        find_device: Callable[[Ready], Device | None],
+        hooks: WorkerHooks,
+    ) -> None:
+        self._state = state
+        self._commander = commander
+        self._find_device = find_device
+        self._hooks = hooks
+        self._device_of: dict[bytes, Device] = {}
+
+    def message(self, peer: bytes, message: FromWorker, raw: list[bytes]) -> None:
+        """One message of a worker."""
+        if isinstance(message, Ready):
+            self._ready(peer, message)
+            return
+        device = self._device_of.get(peer)
+        link = device.link if device is not None else None
+        if device is None or link is None or link.peer != peer:
+            self._stranger(peer, message)
+            return
+        link.liveness.heard(self._state.now_ns)
+        self._judge_candidate(device)
+        match message:
+            case WorkerPing():
+                link.steps, link.busy = message.steps, message.busy
+                self._state.to_worker(peer, WorkerPong(n=message.n))
+            case Residency():
+                if self._is_current(device, link, message):
+                    self._hooks.residency(device, message)
+            case WorkerBye():
+                if message.worker_epoch == link.epoch:
+                    self.lose(device, left_error(device.id))
+            case _:
+                self._commander.reply(device, message, raw)
+
+    def gone(self, peer: bytes) -> None:
+        """The transport says that the peer is gone."""
+        device = self._device_of.get(peer)
+        if device is None:
+            return
+        if device.candidate is not None and device.candidate.peer == peer:
+            self._drop_candidate(device)
+        if device.link is not None and device.link.peer == peer:
+            self.lose(device, lost_error(device.id))
+
+    def check_alive(self, device: Device) -> None:
+        """The timer of the device's worker."""
+        link = device.link
+        if link is None:
+            return
+        if link.liveness.dead(self._state.now_ns):
+            self.lose(device, lost_error(device.id))
+        else:
+            self._watch(device, link)
+
+    def lose(self, device: Device, error: ErrorInfo) -> None:
+        """The device has no worker from now on: nothing that it was asked will be answered."""
+        link = device.link
+        assert link is not None
+        state = self._state
+        device.forget_worker(state.now_ns)
+        device.ledger.forget_sample()
+        self._device_of.pop(link.peer, None)
+        state.timers.cancel(("worker", device.id))
+        state.timers.set(("absent", device.id), state.in_ms(JOBS_WAIT_MS))
+        level: Level = "info" if error.reason == LEFT else "warning"
+        state.log(level, "worker_lost", device=device.id, reason=error.reason)
+        self._commander.lose(device, link, error)
+        self._hooks.lost(device, error)
+        candidate = device.candidate
+        if candidate is not None and not state.draining:
+            self._drop_candidate(device)
+            self._welcome(device, candidate.peer, candidate.ready)
+
+    def candidate_due(self, device: Device) -> None:
+        """A candidate has waited for as long as silence means death: it gets the device."""
+        candidate = device.candidate
+        if candidate is None or self._state.draining:
+            return
+        if device.link is not None:
+            self.lose(device, lost_error(device.id))
+        else:
+            self._drop_candidate(device)
+            self._welcome(device, candidate.peer, candidate.ready)
+
+    # --- READY --------------------------------------------------------------------------------
+
+    def _ready(self, peer: bytes, ready: Ready) -> None:
+        if self._state.draining:
+            return
+        device = self._find_device(ready)
+        error = refusal(self._state.config, device, ready)
+        if device is None or error is not None:
+            assert error is not None
+            self._refuse(peer, error)
+            return
+        self._leave_other_device(peer, device)
+        link = device.link
+        if link is None and ready.worker_epoch >= device.epoch:
+            held = device.candidate
+            if held is not None and held.peer != peer:
+                self._refuse(held.peer, stale_error(device.id))
+            self._drop_candidate(device)
+            self._welcome(device, peer, ready)
+        elif link is None:
+            # Perhaps a zombie, perhaps a clock that was set back: a younger one would speak up.
+            self._hold(device, peer, ready)
+        elif ready.worker_epoch == link.epoch:
+            self._reconnected(device, link, peer, ready)
+        elif ready.worker_epoch < link.epoch:
+            self._refuse(peer, taken_error(device.id, link))
+        else:
+            self._hold(device, peer, ready)
+            # If the older one is dead, sending to it makes the transport say so.
+            self._state.to_worker(link.peer, WorkerPong())
+
+    def _reconnected(self, device: Device, link: WorkerLink, peer: bytes, ready: Ready) -> None:
+        """The same process again: whatever was under way between us may be lost."""
+        runs = [op for op, open_op in link.ops.items() if open_op.what == "Run"]
+        if device.candidate is not None and device.candidate.ready.worker_epoch > link.epoch:
+            self._refuse(device.candidate.peer, taken_error(device.id, link))
+        self._drop_candidate(device)
+        self.lose(device, lost_error(device.id))
+        self._welcome(device, peer, ready, stop=runs)
+
+    def _hold(self, device: Device, peer: bytes, ready: Ready) -> None:
+        old = device.candidate
+        if old is not None:
+            if ready.worker_epoch < old.ready.worker_epoch:
+                self._refuse(peer, stale_error(device.id))
+                return
+            if (old.peer, old.ready.worker_epoch) == (peer, ready.worker_epoch):
+                return
+            if old.peer != peer:
+                self._refuse(old.peer, stale_error(device.id))
+            self._drop_candidate(device)
+        device.candidate = Candidate(peer, ready, self._state.now_ns)
+        self._device_of[peer] = device
+        patience_ms = self._state.config.broker.heartbeat_ms * limits.MISSED_HEARTBEATS_MAX
+        self._state.timers.set(("candidate", device.id), self._state.in_ms(patience_ms))
+
+    def _judge_candidate(self, device: Device) -> None:
+        """The device's worker has just spoken. What it sent before it died may still arrive for
+        a moment after the candidate's READY; later, the worker is alive."""
+        candidate = device.candidate
+        if candidate is None or device.link is None:
+            return
+        grace_ns = self._state.config.broker.heartbeat_ms * MS // 2
+        if self._state.now_ns - candidate.since_ns >= grace_ns:
+            self._drop_candidate(device)
+            self._refuse(candidate.peer, taken_error(device.id, device.link))
+
+    def _welcome(
+        self, device: Device, peer: bytes, ready: Ready, stop: list[int] | None = None
+    ) -> None:
+        state = self._state
+        heartbeat_ms = state.config.broker.heartbeat_ms
+        link = WorkerLink(peer, ready, Liveness(state.now_ns, heartbeat_ms, pings=False))
+        device.link = link
+        self._device_of[peer] = device
+        state.timers.cancel(("absent", device.id))
+        self._watch(device, link)
+        if ready.worker_epoch != device.epoch:
+            device.epoch = ready.worker_epoch
+            state.append(WorkerEpochSeen(device=device.id, worker_epoch=ready.worker_epoch))
+        state.to_worker(peer, welcome_message(state, device))
+        for op in stop or []:
+            state.to_worker(
+                peer,
+                CancelRun(broker_epoch=state.broker_epoch, op=state.next_op(), run_op=op),
+            )
+        state.log("info", "worker_ready", device=device.id, worker=ready.worker, pid=ready.pid)
+        self._hooks.welcomed(device, ready)
+
+    # --- parts --------------------------------------------------------------------------------
+
+    def _stranger(self, peer: bytes, message: FromWorker) -> None:
+        device = self._device_of.get(peer)
+        held = device is not None and device.candidate is not None
+        if not held and not isinstance(message, WorkerBye):
+            self._state.to_worker(peer, NoSession())
+
+    def _is_current(self, device: Device, link: WorkerLink, report: Residency) -> bool:
+        """Whether a report is of this life and newer than the one held."""
+        held = device.residency
+        return (
+            report.broker_epoch == self._state.broker_epoch
+            and report.worker_epoch == link.epoch
+            and (held is None or report.seq > held.seq)
+        )
+
+    def _watch(self, device: Device, link: WorkerLink) -> None:
+        self._state.timers.set(("worker", device.id), link.liveness.next_ns())
+
+    def _leave_other_device(self, peer: bytes, device: Device) -> None:
+        """A connection that now speaks for another device does not serve the old one."""
+        old = self._device_of.get(peer)
+        if old is None or old is device:
+            return
+        self.gone(peer)
+        self._device_of.pop(peer, None)
+
+    def _drop_candidate(self, device: Device) -> None:
+        candidate, device.candidate = device.candidate, None
+        self._state.timers.cancel(("candidate", device.id))
+        if candidate is not None:
+            self._device_of.pop(candidate.peer, None)
+
+    def _refuse(self, peer: bytes, error: ErrorInfo) -> None:
+        self._state.log("warning", "worker_refused", reason=error.reason, **error.details)
+        self._state.to_worker(peer, WorkerRefused(error=error))
