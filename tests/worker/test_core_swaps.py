@@ -505,10 +505,39 @@ def test_a_broker_that_comes_back_claims_its_agents_again() -> None:
     driver.agents.clear()
     answer = driver.load("one", "full")
     assert isinstance(answer, Loaded)
-    assert answer.pool_bytes == POOL
+    # The pool that had room for both stays until somebody needs its room.
+    assert answer.pool_bytes is None
     assert driver.say("one", "more").done.usage.reprefilled_tokens == 0
     assert driver.engine.loads == [MODELS[0].path]
     assert [agent.agent for agent in driver.core.residency.agents] == ["one"]
+
+
+def test_agents_that_come_back_one_by_one_reopen_nothing() -> None:
+    driver = Driver(MODELS)
+    for name in ("one", "two", "three"):
+        driver.load(name, "full", slots=3)
+        driver.say(name, "abcd efgh")
+    handle = driver.core.residency.pools["full@f16"].handle
+    agents, driver.agents = driver.agents, {}
+    driver.welcome()
+    for back in agents:
+        driver.load(back.agent, "full", slots=3)
+    assert driver.core.residency.pools["full@f16"].handle is handle
+    for name in ("one", "two", "three"):
+        assert driver.say(name, "more").done.usage.reprefilled_tokens == 0
+
+
+def test_a_pool_that_is_larger_than_wanted_gives_its_room_to_others() -> None:
+    driver = Driver(MODELS, budget_bytes=200 + 10 + 300 + 10)
+    driver.load("small", "full", n_ctx=100)
+    driver.load("large", "full", n_ctx=300)
+    driver.unload("large")
+    driver.load("other", "window", n_ctx=200)
+    assert driver.say("small", "abc").done
+    assert driver.say("other", "abc").done
+    assert driver.say("small", "abc").done
+    assert not driver.device.violations
+    assert driver.core.residency.pools["full@f16"].shape == PoolShape(100, 1)
 
 
 def test_a_second_drain_is_answered_too() -> None:

@@ -110,3 +110,16 @@ def test_a_short_period_wins_over_the_pause() -> None:
     reporter = Reporter(sample_ms=10)
     assert reporter.due(1, 0)
     assert reporter.due(2, 10 * MS)
+
+
+def test_reports_that_take_long_come_more_seldom() -> None:
+    reporter = Reporter(sample_ms=2000)
+    assert reporter.due(0, 0)
+    reporter.took(3 * MS)
+    assert not reporter.due(1, 299 * MS)
+    assert reporter.due(1, 300 * MS)
+    reporter.took(500 * MS)
+    assert not reporter.due(2, 2299 * MS)
+    assert reporter.due(2, 2300 * MS)
+    reporter.took(1)
+    assert reporter.due(3, 2350 * MS)

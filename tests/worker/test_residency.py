@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from vram_conductor.protocol.commands import Loaded
 from vram_conductor.protocol.values import AgentKey, PoolShape
+from vram_conductor.worker import report as report_module
 from vram_conductor.worker.residency import Agent, PoolState, Residency, Weights
 from vram_conductor.worker.tape import Tape, common_prefix
 
@@ -48,6 +49,37 @@ def test_a_report_has_the_ledgers_keys_and_adds_up() -> None:
     places = {item.conversation: (item.where, item.n_tokens) for item in report.places}
     assert places == {name: ("parked", lengths[name]) for name in places}
     assert [line.key for line in report.lines] == ["base"]
+
+
+def test_tokens_alone_are_nothing_to_report() -> None:
+    driver = Driver(MODELS)
+    driver.load("one", "full")
+    driver.load("two", "full")
+    op = driver.run("one", prompt="abcd", max_tokens=100)
+    while len(driver.attempts[op].ids) < 3:
+        driver.step()
+    revision = driver.core.revision
+    while len(driver.attempts[op].ids) < 9:
+        driver.step()
+    assert driver.core.revision == revision
+
+
+def test_a_report_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = Driver(MODELS)
+    driver.load("one", "full")
+    for number in range(6):
+        driver.say(f"one/{number}", "ab")
+    everything = driver.core.report()
+    monkeypatch.setattr(report_module, "PLACES_MAX", 4)
+    report = driver.core.report()
+    assert {place.conversation for place in report.places} == {key(f"one/{n}") for n in "5432"}
+    assert [line.key for line in report.host_lines] == [
+        *(f"parked:local/one/{number}" for number in "2345"),
+        "parked:others",
+    ]
+    assert report.host_lines[-1].detail == "2 more"
+    sums = [sum(line.bytes for line in one.host_lines) for one in (everything, report)]
+    assert sums[0] == sums[1]
 
 
 def test_the_revision_changes_with_what_a_report_says() -> None:

@@ -117,7 +117,8 @@ class Agents:
         self._mover.carry_out(plan.moves, Receipt())
         assert weights.handle is not None
         digest = weights.handle.info.digest
-        if pool.shape != pool.want and not any(slot.job for slot in pool.slots):
+        # One that is larger than it need be yet stays: the others of its agents may follow.
+        if not pool.covers_want and not any(slot.job for slot in pool.slots):
             opening = plan_open(world(residency, self._jobs, now_ns), pool.key, gentle=True)
             if isinstance(opening, Plan):
                 self._mover.carry_out(opening.moves, Receipt(), reopen=pool.key)

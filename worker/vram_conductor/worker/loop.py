@@ -253,6 +253,7 @@ class EngineLoop:
             return None
         assert self._broker_epoch is not None
         report = core.report()
+        self._reporter.took(time.monotonic_ns() - now_ns)
         spare = Line("spare", self._store.spare_bytes, detail="given back when room is needed")
         return Residency(
             broker_epoch=self._broker_epoch,

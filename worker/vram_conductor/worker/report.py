@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import heapq
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -10,6 +11,9 @@ from vram_conductor.protocol.commands import Parked, Place
 from vram_conductor.protocol.values import Line
 from vram_conductor.worker.residency import Conversation, Residency
 from vram_conductor.worker.store import Store
+
+PLACES_MAX = 4096
+"""Conversations in one report; more would be a megabyte at every change."""
 
 Where = Literal["slot", "parked", "absent"]
 
@@ -40,12 +44,28 @@ def report(
             if pool.weights.scratch_bytes:
                 line = Line(f"scratch:{pool.weights.model}", pool.weights.scratch_bytes)
                 lines += [] if line in lines else [line]
-    host_lines = [Line(f"parked:{key}", store.bytes(key)) for key in sorted(store.keys())]
-    places = [
-        _place(conversation, store, where(conversation))
-        for conversation in residency.conversations.values()
-    ]
+    shown = _recent(residency)
+    places = [_place(conversation, store, where(conversation)) for conversation in shown]
+    host_lines = _host_lines(places, store)
     return Report(lines, host_lines, places, swaps, residency.resident_bytes())
+
+
+def _recent(residency: Residency) -> list[Conversation]:
+    """The conversations that are listed: all, or the most recently used ones."""
+    everyone = residency.conversations.values()
+    if len(everyone) <= PLACES_MAX:
+        return list(everyone)
+    return heapq.nlargest(PLACES_MAX, everyone, key=lambda conversation: conversation.used_ns)
+
+
+def _host_lines(places: Sequence[Place], store: Store) -> list[Line]:
+    """Parked states; those of conversations that are not listed in one line."""
+    listed = {place.conversation: place.parked_bytes for place in places if place.parked_bytes}
+    lines = [Line(f"parked:{key}", listed[key]) for key in sorted(listed)]
+    others = [store.bytes(key) for key in store.keys() if key not in listed]  # noqa: SIM118
+    if others:
+        lines.append(Line("parked:others", sum(others), detail=f"{len(others)} more"))
+    return lines
 
 
 def _place(conversation: Conversation, store: Store, where: Where) -> Place:

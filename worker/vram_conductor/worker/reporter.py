@@ -5,6 +5,9 @@ from __future__ import annotations
 MIN_MS = 50
 """Changes that follow one another faster are told together."""
 
+SHARE = 100
+"""At most one part in so many of the time goes into reports on changes."""
+
 
 class Reporter:
     """Paces RESIDENCY.
@@ -15,10 +18,14 @@ class Reporter:
 
     def __init__(self, sample_ms: int, min_ms: int = MIN_MS) -> None:
         self._sample_ns = sample_ms * 1_000_000
-        self._min_ns = min(min_ms, sample_ms) * 1_000_000
+        self._min_ns = self._pause_ns = min(min_ms, sample_ms) * 1_000_000
         self._told_ns: int | None = None
         self._told_revision = -1
         self.seq = 0
+
+    def took(self, elapsed_ns: int) -> None:
+        """What making the last report took: with thousands of conversations it is no trifle."""
+        self._pause_ns = min(max(self._min_ns, elapsed_ns * SHARE), self._sample_ns)
 
     def restart(self) -> None:
         """A new session: the broker knows nothing."""
@@ -28,7 +35,7 @@ class Reporter:
         """When the next report is due."""
         if self._told_ns is None:
             return now_ns
-        pause_ns = self._sample_ns if revision == self._told_revision else self._min_ns
+        pause_ns = self._sample_ns if revision == self._told_revision else self._pause_ns
         return self._told_ns + pause_ns
 
     def due(self, revision: int, now_ns: int) -> bool:

@@ -125,6 +125,14 @@ class PoolState:
     def shape(self) -> PoolShape | None:
         return self.handle.shape if self.handle else None
 
+    @property
+    def covers_want(self) -> bool:
+        """Whether what is open has the cells and slots that its agents need."""
+        shape = self.shape
+        return (
+            shape is not None and shape.cells >= self.want.cells and shape.slots >= self.want.slots
+        )
+
     def note_swap(self, swap_ms: float) -> None:
         """Smooth a new measurement into ``swap_ms``."""
         known = self.swap_ms or swap_ms
