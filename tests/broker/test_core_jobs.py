@@ -747,6 +747,35 @@ def test_conversations_of_an_agent_are_bounded(monkeypatch: pytest.MonkeyPatch) 
     worker.finish(worker.job("coder", "three"))
 
 
+def test_reset_conversation_gives_its_place_to_another_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("vram_conductor.protocol.limits.CONVERSATIONS_PER_AGENT_MAX", 2)
+    bench, worker, client = setup()
+    for name in ("one", "two"):
+        rid = client.decode("coder", conversation=name)
+        worker.finish(worker.job("coder", name))
+        client.done(rid)
+    error = client.error(client.decode("coder", conversation="three"))
+    assert error.reason == "too_many_conversations"
+    client.ok(client.reset("coder", "one"))
+    # While there is room its version is kept, so that a late request is noticed.
+    assert {
+        c.conversation: c.version for c in bench.core.report(bench.now_ns).agents[0].conversations
+    } == {
+        "one": 2,
+        "two": 1,
+    }
+    rid = client.decode("coder", conversation="three")
+    worker.finish(worker.job("coder", "three"))
+    client.done(rid)
+    error = client.error(client.decode("coder", conversation="one"))
+    assert error.reason == "too_many_conversations"
+    late = bench.restart()
+    agent = late.core.report(late.now_ns).agents[0]
+    assert {c.conversation for c in agent.conversations} == {"two", "three"}
+
+
 # --- workers that break the protocol ----------------------------------------------------------
 
 

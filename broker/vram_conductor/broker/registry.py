@@ -76,11 +76,6 @@ class Agent:
     conversations: dict[str, Conversation] = field(default_factory=dict)
 
     @property
-    def pool_key(self) -> tuple[str, str]:
-        """Agents with the same one share a pool."""
-        return self.model.model, self.spec.kv_type
-
-    @property
     def busy(self) -> bool:
         return any(item.busy for item in self.conversations.values())
 
@@ -141,6 +136,18 @@ class Registry:
         return agent.conversations.get(key.conversation) if agent else None
 
 
+def make_place(agent: Agent, name: str) -> Conversation | None:
+    """Where the agent has no place for a new conversation ``name``: forget the first one that was
+    reset and has no job, and return it."""
+    full = len(agent.conversations) >= limits.CONVERSATIONS_PER_AGENT_MAX
+    if not full or name in agent.conversations:
+        return None
+    for old, conversation in agent.conversations.items():
+        if not conversation.transcript and not conversation.busy:
+            return agent.conversations.pop(old)
+    return None
+
+
 def open_conversation(agent: Agent, name: str) -> Conversation:
     """The agent's conversation ``name``, created empty if need be.
 
@@ -154,7 +161,8 @@ def open_conversation(agent: Agent, name: str) -> Conversation:
         raise ResourceExhausted(
             "too_many_conversations",
             f"agent {agent.key.agent!r} has {count} conversations, the limit is "
-            f"{limits.CONVERSATIONS_PER_AGENT_MAX}; use another one again or UNREGISTER the agent",
+            f"{limits.CONVERSATIONS_PER_AGENT_MAX}; RESET one that is no longer needed, or "
+            "UNREGISTER the agent",
             conversations=count,
             limit=limits.CONVERSATIONS_PER_AGENT_MAX,
         )

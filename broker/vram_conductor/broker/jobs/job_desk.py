@@ -14,7 +14,8 @@ from vram_conductor.broker.errors import (
 from vram_conductor.broker.jobs.attempts import Attempts
 from vram_conductor.broker.jobs.delivery import Delivery
 from vram_conductor.broker.jobs.job import Job, wait_ns
-from vram_conductor.broker.registry import Agent, Conversation, open_conversation
+from vram_conductor.broker.journal.records import ConversationReset
+from vram_conductor.broker.registry import Agent, Conversation, make_place, open_conversation
 from vram_conductor.broker.sessions import Leave, Session, orphan_ms
 from vram_conductor.broker.state import JOBS_WAIT_MS, MS, State
 from vram_conductor.broker.workers.devices import Device
@@ -67,7 +68,7 @@ class JobDesk:
         agent = self._state.registry.get(AgentKey(session.principal, message.agent))
         device = self._check_agent(agent)
         self._state.queue.check_room(agent.key, size_bytes, self._retry_after_ms(device))
-        conversation = open_conversation(agent, message.conversation)
+        conversation = self._open(agent, device, message.conversation)
         self._accept(
             session,
             agent,
@@ -75,6 +76,16 @@ class JobDesk:
             conversation,
             self._new_job(agent, conversation, message, size_bytes, digest),
         )
+
+    def _open(self, agent: Agent, device: Device, name: str) -> Conversation:
+        """Raises ResourceExhausted ``too_many_conversations``."""
+        gone = make_place(agent, name)
+        if gone is not None:
+            if device.link is not None:
+                device.link.known.pop(gone.key, None)
+            if not agent.spec.ephemeral:
+                self._state.append(ConversationReset(conversation=gone.key, version=0))
+        return open_conversation(agent, name)
 
     def _new_job(
         self,

@@ -89,7 +89,8 @@ class ConversationCommitted(RecordBase, frozen=True, kw_only=True, tag="CONVERSA
 
 
 class ConversationReset(RecordBase, frozen=True, kw_only=True, tag="CONVERSATION_RESET"):
-    """The transcript is empty again; the version still grows, so that a resend is noticed."""
+    """The transcript is empty again; the version still grows, so that a resend is noticed.
+    Version 0: the conversation is forgotten, because another one needed its place."""
 
     conversation: ConversationKey
     version: int

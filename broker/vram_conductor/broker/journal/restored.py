@@ -56,6 +56,8 @@ class Restored:
                 del state.transcript[record.keep * ID_BYTES :]
                 state.transcript += record.ids
                 state.version = record.version
+            case ConversationReset(conversation=key, version=0):
+                self.conversations.pop(key, None)
             case ConversationReset(conversation=key) if key.agent_key in self.agents:
                 self.conversations[key] = RestoredConversation(version=record.version)
             case _:
