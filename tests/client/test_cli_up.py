@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -17,8 +18,11 @@ from fake_parts import eventually, running
 from terminal import Terminal
 
 from vram_conductor.client import cli
+from vram_conductor.client.sync import Conductor
 from vram_conductor.client.up_lock import LOCK_NAME, UpLock
+from vram_conductor.protocol.config import arena_dir, load_config
 from vram_conductor.protocol.errors import AlreadyExists, Unavailable
+from vram_conductor.worker.arena_dir import ArenaDir
 
 CONDUCTOR = [sys.executable, "-m", "vram_conductor.client.cli"]
 UNMANAGED = (
@@ -228,6 +232,49 @@ def test_without_a_configuration_it_describes_this_box(
 def test_a_device_that_nobody_configured(short_tmp: Path, capsys: Any) -> None:
     assert cli.main(["up", "--config", str(configure(short_tmp, device=""))]) == 8
     assert "names no device; add a [[device]] section" in capsys.readouterr().err
+
+
+def test_a_second_one_beside_the_first(short_tmp: Path) -> None:
+    """Folders of its own are enough: its parked states have another place, too."""
+    device = UNMANAGED.replace("managed = false\n", "").replace("64 MiB", "512 MiB")
+    for name in ("one", "two"):
+        (short_tmp / name).mkdir()
+        path = configure(short_tmp / name, device=device)
+        path.write_text(path.read_text().replace(f'arena_dir = "{short_tmp}/{name}/a"', ""))
+    arenas = [arena_dir(load_config(short_tmp / name / "c.toml")) for name in ("one", "two")]
+    try:
+        with (
+            up(short_tmp / "one/c.toml", "--json") as first,
+            up(short_tmp / "two/c.toml") as second,
+        ):
+            for name in ("one", "two"):
+                with Conductor(f"ipc://{short_tmp}/{name}/r/clients.ipc") as conductor:
+                    eventually(
+                        lambda c=conductor: c.status().devices[0].worker is not None,  # type: ignore[misc]
+                        "its worker is ready",
+                    )
+            for process in (first, second):
+                process.terminate()
+                process.communicate(timeout=60)
+        assert (first.returncode, second.returncode) == (0, 0)
+    finally:
+        for folder in arenas:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def test_a_second_one_on_the_first_ones_arenas_gives_up(short_tmp: Path) -> None:
+    device = UNMANAGED.replace("managed = false\n", "").replace("64 MiB", "512 MiB")
+    arena = ArenaDir(short_tmp / "a", "cpu")
+    try:
+        with up(configure(short_tmp, device=device), "--json") as process:
+            _, err = process.communicate(timeout=60)
+    finally:
+        arena.close()
+    assert process.returncode == 69
+    assert "arena_in_use" in err
+    assert f"pid {os.getpid()}" in err
+    assert "broker.runtime_dir" in err
+    assert "starting it again" not in err
 
 
 def test_the_children_of_one_that_is_killed_leave(short_tmp: Path) -> None:

@@ -74,7 +74,9 @@ def test_bad_values_are_named(config: Path) -> None:
 def test_exit_codes_tell_the_supervisor_whether_to_try_again() -> None:
     assert exit_code(InvalidArgument("bad_config", "x")) == 64
     assert exit_code(PermissionDenied("arena_dir_unsafe", "x")) == 69
-    assert exit_code(FailedPrecondition("arena_in_use", "x")) == 75
+    for alive, supervised, code in ((True, True, 69), (False, True, 75), (True, False, 75)):
+        error = FailedPrecondition("arena_in_use", "x", alive=alive)
+        assert exit_code(error, supervised=supervised) == code
 
 
 @pytest.fixture

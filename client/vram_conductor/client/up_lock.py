@@ -40,7 +40,8 @@ class UpLock:
                 "already_up",
                 f"one is up already, with pid {holder or 'unknown'}: look at it with "
                 f"`conductor status`, stop it with Ctrl-C there or `kill {holder or 'PID'}`; for "
-                "a second one set broker.state_dir and broker.runtime_dir",
+                "a second one set another broker.state_dir and broker.runtime_dir (and, where they "
+                "are set, other clients, workers, metrics_port and arena_dir)",
                 pid=int(holder) if holder.isdigit() else None,
                 path=str(path),
             ) from None

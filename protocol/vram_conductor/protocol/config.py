@@ -6,6 +6,7 @@ keys are errors. Sizes are ints in bytes or strings such as ``"8 GiB"``.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 from collections.abc import Mapping
@@ -101,7 +102,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """What all workers share.
 
     Attributes:
-        arena_dir: folder for parked states; empty: ``/dev/shm/vram-conductor-UID``.
+        arena_dir: folder for parked states; empty: see :func:`arena_dir`.
         model_dirs: folders from which a path may be loaded.
         models_dir: the catalogue's cache; empty: ``$XDG_CACHE_HOME/vram-conductor/models``.
         catalogue: path of ``models.toml``; empty: the packaged one.
@@ -167,9 +168,20 @@ def models_dir(config: WorkerConfig) -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "vram-conductor" / "models"
 
 
-def arena_dir(config: WorkerConfig) -> Path:
-    """Folder of the parked states; in shared memory, so that they outlive a worker."""
-    return Path(config.arena_dir or f"/dev/shm/vram-conductor-{os.getuid()}")
+def arena_dir(config: Config) -> Path:
+    """Folder of the parked states; in shared memory, so that they outlive a worker.
+
+    Without ``worker.arena_dir`` it is ``/dev/shm/vram-conductor-UID``, and for an instance with a
+    ``broker.runtime_dir`` of its own, ``/dev/shm/vram-conductor-UID-<digest of that folder>``:
+    two instances never share it by accident.
+    """
+    if config.worker.arena_dir:
+        return Path(config.worker.arena_dir)
+    base = f"/dev/shm/vram-conductor-{os.getuid()}"
+    if config.broker.runtime_dir:
+        own = Path(config.broker.runtime_dir).resolve()
+        base += "-" + hashlib.blake2b(os.fsencode(own), digest_size=4).hexdigest()
+    return Path(base)
 
 
 def client_endpoint(config: BrokerConfig) -> str:

@@ -57,8 +57,9 @@ SWITCH_S = 0.0005
 """How long a thread that computes in Python may keep others waiting: the engine thread asks for
 the interpreter several times per token."""
 
-LOCK_PATIENCE_S = 5.0
-"""A worker that was killed keeps its lock until its memory is gone."""
+LOCK_PATIENCE_S = 10.0
+"""A worker that was killed keeps its lock until its memory is gone; one whose supervisor was killed,
+until everything is parked."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -74,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return run(options)
     except ConductorError as error:
         log.error("refused: %s: %s", error.reason, error.info.message)
-        return exit_code(error)
+        return exit_code(error, supervised=options.supervised_fd is not None)
     except Exception:
         # Crash rather than go on with a state that nobody understands: parked states survive.
         log.exception("crashed")
@@ -197,7 +198,7 @@ def router(inbox: Inbox, estimating: Estimating) -> Callable[[Inbound], None]:
 def open_store(options: Options, stack: ExitStack) -> KVStore:
     """The parked states of this device; never promises more than the file system has."""
     config, device = options.config, options.device
-    folder = ArenaDir(arena_dir(config.worker), device.id, LOCK_PATIENCE_S)
+    folder = ArenaDir(arena_dir(config), device.id, LOCK_PATIENCE_S)
     stack.callback(folder.close)
     wanted = parse_bytes(device.host_cap)
     info = os.fstatvfs(folder.fd)

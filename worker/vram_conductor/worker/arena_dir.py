@@ -83,8 +83,9 @@ class ArenaDir:
             raise FailedPrecondition(
                 "arena_in_use",
                 f"another worker (pid {holder or 'unknown'}) keeps parked states of {device} in "
-                f"{self.path}; stop it, or set another worker.arena_dir",
+                f"{self.path}; stop it, or set another broker.runtime_dir or worker.arena_dir",
                 pid=holder,
+                alive=holder.isdigit() and _alive(int(holder)),
             )
         os.ftruncate(fd, 0)
         os.pwrite(fd, str(os.getpid()).encode(), 0)
@@ -119,6 +120,17 @@ class ArenaDir:
             os.close(self._lock_fd)
             os.close(self.fd)
             self.fd = -1
+
+
+def _alive(pid: int) -> bool:
+    """Whether it is there for us to see: a holder in another container is not."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 def _locked(fd: int, patience_s: float) -> bool:

@@ -22,8 +22,14 @@ EXIT_CODES = """exit codes (sysexits.h):
 _TEMPORARY = {"arena_in_use", "disk_full", "gpu_lost", "nvml_error"}
 
 
-def exit_code(error: ConductorError) -> int:
-    """Exit code for an error that keeps the worker from starting."""
+def exit_code(error: ConductorError, *, supervised: bool = False) -> int:
+    """Exit code for an error that keeps the worker from starting.
+
+    A supervisor starts a worker only when its own last one is dead: if the arenas' holder is
+    alive, it belongs to another instance, and another try cannot help.
+    """
     if isinstance(error, InvalidArgument):
         return EXIT_USAGE
+    if supervised and error.reason == "arena_in_use" and error.details.get("alive"):
+        return EXIT_UNAVAILABLE
     return EXIT_TEMPORARY if error.reason in _TEMPORARY else EXIT_UNAVAILABLE
