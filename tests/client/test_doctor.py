@@ -152,7 +152,8 @@ def test_missing_packages_are_named_with_what_brings_them(monkeypatch: pytest.Mo
     monkeypatch.setattr(importlib.metadata, "version", version)
     notes = [item.text for item in software() if item.state == "note"]
     assert notes == [
-        "for a worker llama-cpp-python, xxhash missing: pip install 'vram-conductor[worker]'"
+        "for a worker llama-cpp-python, xxhash missing: in a clone of the project: make setup, or "
+        "pip install '.[broker,worker]'"
     ]
 
 
@@ -169,7 +170,7 @@ def fake_python(folder: Path, body: str) -> str:
 @pytest.mark.parametrize(
     ("body", "kind", "text"),
     [
-        ("import no_such_library_xyz", FailedPrecondition, "vram-conductor[worker]"),
+        ("import no_such_library_xyz", FailedPrecondition, "make setup"),
         ("raise ZeroDivisionError('a bug')", Internal, "ZeroDivisionError: a bug"),
         ("sys.exit(3)", Internal, "exit code 3, no output"),
     ],

@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 
 from vram_conductor.client.defaults import find_config, make_default
 from vram_conductor.client.output import Output
+from vram_conductor.client.probing import INSTALL
 from vram_conductor.client.supervisor import Supervisor
 from vram_conductor.client.up_lock import UpLock
 from vram_conductor.protocol.config import Config, load_config, overlay, state_dir
@@ -148,7 +149,6 @@ def check_worker_packages() -> None:
     if missing:
         raise FailedPrecondition(
             "worker_missing",
-            f"a worker cannot run here: {', '.join(missing)} not installed; install it with: "
-            "pip install 'vram-conductor[worker]'",
+            f"a worker cannot run here: {', '.join(missing)} not installed; {INSTALL}",
             missing=missing,
         )

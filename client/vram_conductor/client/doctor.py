@@ -16,7 +16,7 @@ from vram_conductor.client.defaults import find_config
 from vram_conductor.client.doctor_report import Finding, device_findings, host_findings, render
 from vram_conductor.client.endpoint import default_endpoint
 from vram_conductor.client.output import Output
-from vram_conductor.client.probing import estimates, probe
+from vram_conductor.client.probing import INSTALL, estimates, probe
 from vram_conductor.client.sync import Conductor
 from vram_conductor.client.text import duration
 from vram_conductor.protocol.catalogue import load_catalogue, model_path, packaged_catalogue
@@ -79,7 +79,7 @@ def software() -> list[Finding]:
     found.append(Finding("ok", "packages", text))
     missing = [name for name, version in worker.items() if not version]
     if missing:
-        text = f"{', '.join(missing)} missing: pip install 'vram-conductor[worker]'"
+        text = f"{', '.join(missing)} missing: {INSTALL}"
         found.append(Finding("note", "packages", f"for a worker {text}"))
     return found
 

@@ -14,6 +14,10 @@ from vram_conductor.protocol.errors import FailedPrecondition, Internal
 from vram_conductor.protocol.values import KVType
 
 PROBE_S = 120.0
+
+INSTALL = "in a clone of the project: make setup, or pip install '.[broker,worker]'"
+"""How the parts of a worker are installed."""
+
 _NOT_INSTALLED = ("ModuleNotFoundError", "ImportError", "OSError", "RuntimeError")
 """What importing a missing or broken library raises."""
 
@@ -41,8 +45,7 @@ def probe(*arguments: str) -> Any:
         if last.startswith(_NOT_INSTALLED):
             raise FailedPrecondition(
                 "worker_missing",
-                f"the worker cannot run here ({last}); install it with: "
-                "pip install 'vram-conductor[worker]'",
+                f"the worker cannot run here ({last}); {INSTALL}",
             )
         raise Internal("probe_failed", f"the worker's probe failed: {last}")
     return msgspec.json.decode(result.stdout)

@@ -58,8 +58,8 @@ SWITCH_S = 0.0005
 the interpreter several times per token."""
 
 LOCK_PATIENCE_S = 10.0
-"""A worker that was killed keeps its lock until its memory is gone; one whose supervisor was killed,
-until everything is parked."""
+"""A worker that was killed keeps its lock until its memory is gone; one whose supervisor was
+killed, until everything is parked."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -31,7 +31,7 @@ def load_nvml() -> ModuleType:
         import pynvml
     except ImportError:
         raise FailedPrecondition(
-            "nvml_missing", "GPU devices need nvidia-ml-py: pip install 'vram-conductor[worker]'"
+            "nvml_missing", "GPU devices need nvidia-ml-py: pip install nvidia-ml-py"
         ) from None
     return pynvml  # type: ignore[no-any-return]
 

@@ -213,8 +213,7 @@ def serve(port: int, samples: Callable[[], Iterable[Sample]]) -> Callable[[], No
     except ImportError:
         raise FailedPrecondition(
             "metrics_package_missing",
-            "metrics need the package prometheus-client: pip install 'vram-conductor[broker]', or "
-            "set broker.metrics_port = 0",
+            "metrics need a package: pip install prometheus-client, or set broker.metrics_port = 0",
         ) from None
     registry = CollectorRegistry()
     registry.register(_Collector(samples))

@@ -36,6 +36,6 @@ def open_engine(options: EngineOptions) -> LlamaEngine:
         # llama-cpp-python raises RuntimeError where its shared library is missing or broken.
         raise FailedPrecondition(
             "no_library",
-            f"llama.cpp cannot be loaded ({error}); pip install 'vram-conductor[worker]' builds it",
+            f"llama.cpp cannot be loaded ({error}); in a clone of the project: make setup",
         ) from error
     return LlamaEngine(options)
