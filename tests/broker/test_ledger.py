@@ -9,7 +9,7 @@ from vram_conductor.broker.ledger.capacity import DeviceSpec
 from vram_conductor.broker.ledger.claims import Claim
 from vram_conductor.broker.ledger.decisions import Admit, DenyCode, Reservation, Stale
 from vram_conductor.broker.ledger.ledger import Ledger
-from vram_conductor.broker.ledger.peaks import Peaks
+from vram_conductor.broker.ledger.ordered import Peaks
 from vram_conductor.protocol.errors import InvalidArgument
 from vram_conductor.protocol.values import PoolShape
 
@@ -128,11 +128,13 @@ def test_cells_are_the_sum_of_the_largest_contexts_that_may_be_there_at_once() -
         shapes.append((claim.shape.cells, claim.shape.slots))
         reserve(ledger, claim)
     assert shapes == [(1024, 1), (3072, 1), (3072 + 2048, 2), (3072 + 2048, 2)]
-    assert ledger.shape_without(agent("b")) == PoolShape(2048 + 1024, 2, "f16")
-    assert ledger.shape_without(agent("d")) == PoolShape(3072 + 2048, 2, "f16")
-    assert ledger.release(agent("d"))
-    assert ledger.shape_without(agent("c")) == PoolShape(3072, 1, "f16")
-    assert ledger.shape_without(agent("nobody")) is None
+    for name, shape in (("d", (3072 + 2048, 2)), ("c", (3072, 1)), ("b", (1024, 1))):
+        assert ledger.release(agent(name))
+        pool = ledger.pool("m", "f16")
+        assert pool is not None
+        assert (pool.shape.cells, pool.shape.slots) == shape
+    assert ledger.release(agent("a"))
+    assert ledger.pool("m", "f16") is None
 
 
 def test_an_estimate_for_an_older_shape_is_stale_and_takes_nothing() -> None:

@@ -7,7 +7,6 @@ import pytest
 from vram_conductor.broker.ledger.capacity import DeviceSpec
 from vram_conductor.broker.ledger.claims import Claim
 from vram_conductor.broker.ledger.decisions import Deny, DenyCode, Lease, Reservation
-from vram_conductor.broker.ledger.foreign import cpu_foreign_bytes, gpu_foreign_bytes
 from vram_conductor.broker.ledger.ledger import Ledger
 from vram_conductor.protocol.errors import AlreadyExists, InvalidArgument
 from vram_conductor.protocol.values import AgentKey, PoolShape
@@ -181,26 +180,3 @@ def test_agents_and_leases_share_one_cap() -> None:
     grant(ledger, "x", 300)
     assert ledger.totals().free_bytes == 0
     assert ledger.totals().leases_bytes == 300 * MIB
-
-
-def test_foreign_use_of_a_gpu() -> None:
-    assert gpu_foreign_bytes(900, 400, 200) == 300
-    assert gpu_foreign_bytes(500, 400, 200) == 0
-
-
-@pytest.mark.parametrize(
-    ("others", "foreign"),
-    [
-        # 16 GiB in the machine; 6 may be handed out, 2 hold parked states: 8 are left to others.
-        (0, 0),
-        (8 * GIB, 0),
-        (8 * GIB + 1, 1),
-        (11 * GIB, 3 * GIB),
-    ],
-)
-def test_foreign_use_of_a_host_is_what_does_not_fit_beside_us(others: int, foreign: int) -> None:
-    assert cpu_foreign_bytes(others, 16 * GIB, 6 * GIB, 2 * GIB) == foreign
-
-
-def test_a_host_that_hands_out_more_than_it_has_counts_all_of_others_use() -> None:
-    assert cpu_foreign_bytes(3, 16, 12, 8) == 3

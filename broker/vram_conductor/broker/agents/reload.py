@@ -29,6 +29,8 @@ from vram_conductor.protocol.errors import Code, ConductorError, ErrorInfo
 from vram_conductor.protocol.messages import Progress
 from vram_conductor.protocol.values import AgentKey, ModelInfo, PoolShape
 
+MODEL_CHANGED = "model_changed"
+
 
 @dataclass(slots=True)
 class Return:
@@ -94,6 +96,15 @@ class Reload:
             if agent.state != "suspended" or claim is None or device.link is None:
                 continue
             if not isinstance(device.ledger.decide(claim, self._state.now_ns), Deny):
+                self.begin(agent)
+
+    def reconsider(self, agent: Agent) -> None:
+        """A conversation was reset: where its tokens were all that kept the agent from going on
+        with another file, bring it back."""
+        reason = agent.reason.reason if agent.reason is not None else ""
+        ready = self._state.devices[agent.device].ready
+        if agent.state == "suspended" and reason == MODEL_CHANGED and ready:
+            if not has_transcripts(agent):
                 self.begin(agent)
 
     def cancel_waiter(self, principal: str, rid: bytes, error: ErrorInfo) -> bool:
@@ -184,6 +195,13 @@ class Reload:
             self._fail(back, result)
             return
         ledger, agent = device.ledger, back.agent
+        assert back.model is not None
+        model = msgspec.structs.replace(back.model, digest=result.digest or back.model.digest)
+        changed = model_changed(agent, model)
+        if changed is not None:
+            self._unload(back, device)
+            self._fail(back, changed)
+            return
         try:
             measured = Measured.of(result)
             answer: Committed | Deny | None
@@ -199,14 +217,13 @@ class Reload:
             self._unload(back, device)
             self._fail(back, refusal.error(answer, back.agent.key.principal))
             return
-        self._finish(back, result)
+        self._finish(back, model)
 
-    def _finish(self, back: Return, loaded: Loaded) -> None:
-        agent, model = back.agent, back.model
-        assert model is not None
+    def _finish(self, back: Return, model: ModelInfo) -> None:
+        agent = back.agent
         del self._returns[agent.key]
-        if loaded.digest is not None:
-            model = msgspec.structs.replace(model, digest=loaded.digest)
+        if model.digest is None and model.model == agent.model.model:
+            model = msgspec.structs.replace(model, digest=agent.model.digest)
         if model != agent.model:
             agent.model = model
             if not agent.spec.ephemeral:
@@ -247,16 +264,27 @@ class Reload:
         self._returned(agent, error, back.waiters)
 
 
+def has_transcripts(agent: Agent) -> bool:
+    """Whether any conversation has tokens."""
+    return any(item.transcript for item in agent.conversations.values())
+
+
 def model_changed(agent: Agent, now: ModelInfo) -> ErrorInfo | None:
-    """Whether the file is another one than that which the agent's transcripts were made with."""
+    """Whether the file is another one than that which the agent's transcripts were made with:
+    by its content where both digests are known, else by what else is known of it."""
     old = agent.model
-    same = (old.arch, old.n_vocab, old.file_bytes) == (now.arch, now.n_vocab, now.file_bytes)
-    if same or not any(item.transcript for item in agent.conversations.values()):
+    if old.digest is not None and now.digest is not None:
+        same = old.digest == now.digest
+    else:
+        known = (old.arch, old.n_vocab, old.file_bytes)
+        same = known == (now.arch, now.n_vocab, now.file_bytes)
+    if same or not has_transcripts(agent):
         return None
     return ErrorInfo(
         Code.FAILED_PRECONDITION,
-        "model_changed",
+        MODEL_CHANGED,
         f"{now.name!r} is another file now than when agent {agent.key.agent!r} was registered; "
-        "its conversations cannot go on: put the old file back, or UNREGISTER and REGISTER",
+        "its conversations cannot go on: put the old file back, or RESET them all, or UNREGISTER "
+        "and REGISTER",
         details={"arch": [old.arch, now.arch], "file_bytes": [old.file_bytes, now.file_bytes]},
     )

@@ -176,15 +176,6 @@ class Accounts:
         check_range("slots", slots, 1, limits.SLOTS_MAX)
         return self._book.shape_with(model, kv_type, n_ctx, slots)
 
-    def shape_without(self, agent: AgentKey) -> PoolShape | None:
-        """The shape of the agent's pool if it left; None if it is the last, or not here."""
-        entry = self._entries.get(agent)
-        if entry is None:
-            return None
-        pool = self._book.pool(entry.claim.pool)
-        assert pool
-        return pool.shape_without(entry.claim.n_ctx, entry.claim.slots)
-
     def fit_bytes(self, claim: Claim) -> int:
         """How large the claim's pool may be, everything else as claimed; 0: nothing fits.
         Ask ESTIMATE with it, then ``admission.fit_n_ctx``."""

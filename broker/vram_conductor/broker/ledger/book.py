@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from vram_conductor.broker.ledger.claims import Claim, Measured, pool_key
 from vram_conductor.broker.ledger.models import ModelEntry, Undo
-from vram_conductor.broker.ledger.peaks import Peaks
+from vram_conductor.broker.ledger.ordered import Peaks
 from vram_conductor.broker.ledger.pools import Pool
 from vram_conductor.protocol.values import KVType, LedgerMode, Line, PoolShape
 

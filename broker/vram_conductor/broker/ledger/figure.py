@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vram_conductor.broker.ledger.multiset import Multiset
+from vram_conductor.broker.ledger.ordered import Multiset
 
 Mark = tuple[int | None, bool]
 

@@ -5,19 +5,6 @@ from __future__ import annotations
 from vram_conductor.broker.ledger.claims import check_bytes
 
 
-def gpu_foreign_bytes(used_bytes: int, own_bytes: int, leased_bytes: int) -> int:
-    """max(0, used - own - leases in use): a lease in use is promised already."""
-    return max(0, used_bytes - own_bytes - leased_bytes)
-
-
-def cpu_foreign_bytes(
-    others_bytes: int, total_bytes: int, capacity_bytes: int, host_cap_bytes: int
-) -> int:
-    """max(0, others' use - (MemTotal - capacity - host cap)): the part of others' use that
-    does not fit beside what this host may hand out."""
-    return max(0, others_bytes - max(0, total_bytes - capacity_bytes - host_cap_bytes))
-
-
 class ForeignGauge:
     """The last sample of others' use, and which part of it is leases in use.
 

@@ -10,7 +10,7 @@ it from the spare halves of the others.
 
 from __future__ import annotations
 
-from vram_conductor.broker.ledger.multiset import Multiset
+from vram_conductor.broker.ledger.ordered import Multiset
 from vram_conductor.protocol.values import AgentKey, Line
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from vram_conductor.broker.ledger.claims import check_bytes, check_range
 from vram_conductor.broker.ledger.decisions import Lease
-from vram_conductor.broker.ledger.multiset import Multiset
+from vram_conductor.broker.ledger.ordered import Multiset
 from vram_conductor.protocol import limits
 from vram_conductor.protocol.errors import InvalidArgument
 from vram_conductor.protocol.values import Line

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from vram_conductor.broker.ledger.claims import Claim, pad_cells
 from vram_conductor.broker.ledger.figure import Figure
-from vram_conductor.broker.ledger.multiset import Multiset
+from vram_conductor.broker.ledger.ordered import Multiset
 from vram_conductor.protocol.values import KVType, Line, PoolShape
 
 FIGURES_MAX = 64
@@ -67,18 +67,6 @@ class Pool:
         top = self._cells.largest(most)
         smallest = top[0] if len(top) == most else 0
         return PoolShape(sum(top) - smallest + max(own, smallest), most, self.kv_type)
-
-    def shape_without(self, n_ctx: int, slots: int) -> PoolShape | None:
-        """The shape without one member that asked for this; None if it is the last."""
-        if len(self._cells) == 1:
-            return None
-        two = self._slots.largest(2)
-        most = two[0] if slots == two[1] else two[1]
-        own = pad_cells(n_ctx)
-        top = list(self._cells.largest(most + 1))
-        if own in top:
-            top.remove(own)
-        return PoolShape(sum(top[-most:]), most, self.kv_type)
 
     def largest_n_ctx(self, cells: int, slots: int) -> int:
         """The largest n_ctx, a multiple of the padding, with which one more member that asks

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import zmq
 
@@ -30,7 +30,7 @@ from vram_conductor.broker.events import (
 from vram_conductor.broker.journal.journal import Journal
 from vram_conductor.broker.shell.auth import Identity
 from vram_conductor.broker.shell.logs import Log as LogLine
-from vram_conductor.broker.shell.port import Port
+from vram_conductor.broker.shell.port import Incoming, Port
 from vram_conductor.broker.shell.stop import Stop
 from vram_conductor.protocol.commands import FromWorker
 from vram_conductor.protocol.messages import ClientMessage
@@ -43,6 +43,8 @@ POLL_MS_MAX = 1_000
 
 LAST_FLUSH_NS = 500_000_000
 MS_NS = 1_000_000
+
+M = TypeVar("M")
 
 
 class CoreLike(Protocol):
@@ -117,9 +119,9 @@ class Loop:
     def _turn(self) -> None:
         ready = dict(self._poller.poll(self._timeout_ms()))
         if self._clients.socket in ready:
-            self._read_clients()
+            self._read(self._clients, self._from_client)
         if self._workers.socket in ready:
-            self._read_workers()
+            self._read(self._workers, self._from_worker)
         if len(ready) > (self._clients.socket in ready) + (self._workers.socket in ready):
             self._read_rest(ready)
         self._due()
@@ -140,37 +142,28 @@ class Loop:
 
     # --- events in ----------------------------------------------------------------------------
 
-    def _read_clients(self) -> None:
-        port, who = self._clients, self._identity
+    def _read(self, port: Port[M], event_of: Callable[[Incoming[M]], Event | None]) -> None:
         for _ in range(MESSAGES_PER_TURN):
             now_ns = self._clock_ns()
             incoming = port.receive(now_ns)
             if incoming is None:
                 return
-            peer, message, _raw, error, rid = incoming
-            if message is not None:
-                event: Event = ClientMessageIn(peer, who.principal, who.same_user_ipc, message)
-            elif error is not None:
-                event = ClientBad(peer, error, rid)
-            else:
-                continue
-            self._handle(event, now_ns)
+            event = event_of(incoming)
+            if event is not None:
+                self._handle(event, now_ns)
 
-    def _read_workers(self) -> None:
-        port = self._workers
-        for _ in range(MESSAGES_PER_TURN):
-            now_ns = self._clock_ns()
-            incoming = port.receive(now_ns)
-            if incoming is None:
-                return
-            peer, message, raw, error, _rid = incoming
-            if message is not None:
-                event: Event = WorkerMessageIn(peer, message, raw)
-            elif error is not None:
-                event = WorkerBad(peer, error)
-            else:
-                continue
-            self._handle(event, now_ns)
+    def _from_client(self, incoming: Incoming[ClientMessage]) -> Event | None:
+        peer, message, _raw, error, rid = incoming
+        if message is not None:
+            who = self._identity
+            return ClientMessageIn(peer, who.principal, who.same_user_ipc, message)
+        return None if error is None else ClientBad(peer, error, rid)
+
+    def _from_worker(self, incoming: Incoming[FromWorker]) -> Event | None:
+        peer, message, raw, error, _rid = incoming
+        if message is not None:
+            return WorkerMessageIn(peer, message, raw)
+        return None if error is None else WorkerBad(peer, error)
 
     def _read_rest(self, ready: dict[object, int]) -> None:
         now_ns = self._clock_ns()
