@@ -5,7 +5,8 @@
 
 A stamp makes a second run a matter of milliseconds: nothing is resolved or downloaded unless
 ``pyproject.toml`` or the pinned versions changed. llama-cpp-python is compiled from source (about
-five minutes on two cores); CMAKE_ARGS is passed on, so CUDA is ``CMAKE_ARGS=-DGGML_CUDA=on``.
+five minutes on two cores); CMAKE_ARGS is passed on, so CUDA is ``CMAKE_ARGS=-DGGML_CUDA=on``. What
+was built so stays so until CMAKE_ARGS says otherwise: empty is the CPU, unset keeps what is there.
 """
 
 from __future__ import annotations
@@ -77,11 +78,27 @@ def check_compiler() -> None:
         fail(f"{cxx} cannot compile a small program (its message is above): {advice}")
 
 
+def llama_stamp() -> Path:
+    """What the library in the venv was built from, and how."""
+    return VENV / "llama-stamp"
+
+
+def wished() -> str:
+    """The builder's CMAKE_ARGS; where they are not given, those of the build that is there: a
+    build for a GPU is not replaced by one for the CPU because a variable was forgotten."""
+    given = os.environ.get("CMAKE_ARGS")
+    if given is not None:
+        return given.strip()
+    stamp = llama_stamp()
+    built = stamp.read_text() if stamp.exists() else ""
+    return built.partition(CMAKE_DEFAULT)[2].strip()
+
+
 def fingerprint() -> str:
     digest = hashlib.sha256()
     for path in (ROOT / "pyproject.toml", CONSTRAINTS, Path(__file__)):
         digest.update(path.read_bytes())
-    digest.update(os.environ.get("CMAKE_ARGS", "").encode())
+    digest.update(wished().encode())
     digest.update(str(ROOT).encode())
     return digest.hexdigest()[:16]
 
@@ -157,9 +174,9 @@ def run(*args: str) -> subprocess.CompletedProcess[str]:
 
 def install_llama() -> None:
     """Build llama-cpp-python, unless it is here in the wanted version, built as is wanted."""
-    extra = os.environ.get("CMAKE_ARGS", "")
+    extra = wished()
     wanted = f"{LLAMA} {CMAKE_DEFAULT} {extra}".strip()
-    stamp = VENV / "llama-stamp"
+    stamp = llama_stamp()
     built = stamp.read_text() if stamp.exists() else f"{LLAMA} {CMAKE_DEFAULT}"
     have = run("-c", "import importlib.metadata as m; print(m.version('llama-cpp-python'))")
     here = have.stdout.strip() == LLAMA.split("==")[1]
@@ -167,7 +184,8 @@ def install_llama() -> None:
         return
     check_compiler()
     env = {**os.environ, "CMAKE_ARGS": f"{CMAKE_DEFAULT} {extra}".strip()}
-    say(f"building {LLAMA} with CMAKE_ARGS={env['CMAKE_ARGS']!r}; five minutes on two cores")
+    doing = "building" if extra else "building or taking from pip's cache:"
+    say(f"{doing} {LLAMA} with CMAKE_ARGS={env['CMAKE_ARGS']!r}; a build takes five minutes")
     flags = ["-v"]
     if extra:
         # pip caches wheels by version only: one for another device may be among them.

@@ -183,9 +183,29 @@ def test_other_cmake_args_build_it_anew_and_take_no_cached_wheel(
     assert recorded.env["CMAKE_ARGS"] == "-DLLAVA_BUILD=OFF -DGGML_CUDA=on"
     recorded.module.install_llama()
     assert len(recorded.pips) == 2
-    monkeypatch.delenv("CMAKE_ARGS")
+    monkeypatch.setenv("CMAKE_ARGS", "")
     recorded.module.install_llama()
     assert len(recorded.pips) == 3, "and back"
+
+
+def test_a_forgotten_variable_keeps_a_build_for_a_gpu(
+    recorded: Recorded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CMAKE_ARGS", "-DGGML_CUDA=on")
+    recorded.module.setup()
+    assert len(recorded.pips) == 2
+    monkeypatch.delenv("CMAKE_ARGS")
+    recorded.module.setup()
+    assert len(recorded.pips) == 2, "nothing is done at all"
+    (recorded.venv / "setup-stamp").unlink()
+    recorded.module.setup()
+    assert [pips[0] for pips in recorded.pips[2:]] == ["-e"]
+    # A new version of the library is built for the same device.
+    recorded.installed = "0.3.35"
+    recorded.module.install_llama()
+    assert "--no-binary" in recorded.pips[-1]
+    assert recorded.env is not None
+    assert recorded.env["CMAKE_ARGS"] == "-DLLAVA_BUILD=OFF -DGGML_CUDA=on"
 
 
 def test_cmake_args_count_for_the_stamp(
