@@ -207,6 +207,8 @@ def test_a_box_without_the_workers_packages(
     assert cli.main(["up", "--config", str(config)]) == 1
     err = capsys.readouterr().err
     assert "llama_cpp not installed" in err
+    assert cli.main(["demo"]) == 1
+    assert "llama_cpp not installed" in capsys.readouterr().err
     assert "make setup, or pip install '.[broker,worker]'" in err
     assert not (short_tmp / "r").exists()
 

@@ -255,18 +255,43 @@ def test_a_broken_configuration_is_a_problem_once(tmp_path: Path, capsys: Any) -
 
 
 @pytest.mark.usefixtures("quiet")
-def test_a_worker_that_cannot_run_is_a_problem(
-    short_tmp: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+@pytest.mark.parametrize(
+    ("config", "reason", "code"),
+    [
+        ('[[device]]\nid = "cpu"\nkind = "cpu"\ncapacity = "1 GiB"\n', "worker_missing", 1),
+        ('[[device]]\nid = "cpu"\nkind = "cpu"\nmanaged = false\n', "worker_missing", 0),
+        ("", "worker_missing", 0),
+        ("", "probe_failed", 1),
+    ],
+)
+@pytest.mark.parametrize("packages", [True, False])
+def test_a_worker_that_cannot_run_is_a_problem_where_one_is_to_run(
+    short_tmp: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Any,
+    config: str,
+    reason: str,
+    code: int,
+    packages: bool,
 ) -> None:
     def missing(*_: str) -> Any:
-        raise FailedPrecondition("worker_missing", "the worker cannot run here; install it")
+        raise FailedPrecondition(reason, "the worker cannot run here; install it")
 
-    monkeypatch.setenv("VRAM_CONDUCTOR_CLIENTS", f"ipc://{short_tmp}/nobody.ipc")
+    def version(name: str) -> str:
+        if name == "llama-cpp-python" and not packages:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return "1.0"
+
+    (short_tmp / "c.toml").write_text(
+        f'[broker]\nclients = "ipc://{short_tmp}/nobody.ipc"\n{config}'
+    )
+    monkeypatch.setattr(importlib.metadata, "version", version)
     monkeypatch.setattr(doctor, "probe", missing)
-    assert cli.main(["doctor"]) == 1
+    assert cli.main(["doctor", "--config", str(short_tmp / "c.toml")]) == code
     out = capsys.readouterr().out
-    assert "FAIL  worker" in out
-    assert "install it" in out
+    assert ("FAIL" in out) == bool(code)
+    said = [word for word in ("install it", "for a worker llama-cpp") if word in out]
+    assert len(said) == 1, "once"
 
 
 @pytest.mark.real

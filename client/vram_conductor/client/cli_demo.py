@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from vram_conductor.client.cli_run import check_worker_packages
 from vram_conductor.client.demo import run_demo
 from vram_conductor.client.output import Output
 
@@ -25,4 +26,5 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
 
 
 def _run(args: argparse.Namespace, output: Output) -> int:
+    check_worker_packages()
     return run_demo(output, gemma=args.gemma)

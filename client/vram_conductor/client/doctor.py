@@ -62,7 +62,7 @@ def _run(args: argparse.Namespace, output: Output) -> int:
             waiting.now = "estimating what would fit"
             fits = what_fits(config, host)
         except ConductorError as error:
-            findings.append(Finding("problem", "worker", error.info.message))
+            findings = without_worker(findings, error, config)
     output.value({"findings": findings, "fits": fits})
     output.text(render(findings, fits, FIT_N_CTX, output.width))
     return 1 if any(finding.state == "problem" for finding in findings) else 0
@@ -82,6 +82,16 @@ def software() -> list[Finding]:
         text = f"{', '.join(missing)} missing: {INSTALL}"
         found.append(Finding("note", "packages", f"for a worker {text}"))
     return found
+
+
+def without_worker(findings: list[Finding], error: ConductorError, config: Config) -> list[Finding]:
+    """The probe failed: a problem, unless this box is to run no worker. Said once. *Pure.*"""
+    rest = [item for item in findings if (item.state, item.topic) != ("note", "packages")]
+    if error.reason != "worker_missing" or any(device.managed for device in config.device):
+        return [*rest, Finding("problem", "worker", error.info.message)]
+    if len(rest) < len(findings):
+        return findings
+    return [*findings, Finding("note", "worker", error.info.message)]
 
 
 def _version(name: str) -> str:
