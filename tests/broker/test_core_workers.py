@@ -576,6 +576,61 @@ def test_agent_whose_file_was_replaced_does_not_go_on_with_a_foreign_transcript(
     # Without a transcript there is nothing to lose.
     assert agent(late, "fresh").state == "ready"
     assert agent(late, "fresh").model_id == "m-new"
+    # Nor if there is none any more.
+    client = late.client()
+    client.ok(client.reset("coder"))
+    assert agent(late).state == "ready"
+    assert agent(late).model_id == "m-new"
+    run_once(new, client)
+
+
+OLD, NEW = "a" * 64, "b" * 64
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told_by", "state"),
+    [
+        (OLD, NEW, "estimate", "suspended"),
+        (OLD, NEW, "load", "suspended"),
+        (OLD, OLD, "estimate", "ready"),
+        (OLD, OLD, "load", "ready"),
+        (OLD, None, "load", "ready"),
+        (None, NEW, "load", "ready"),
+    ],
+)
+def test_file_of_the_same_size_is_told_by_its_digest_where_that_is_known(
+    monkeypatch: pytest.MonkeyPatch, old: str | None, new: str | None, told_by: str, state: str
+) -> None:
+    info = MODELS["small"].info("small")
+
+    def becomes(model: str, digest: str | None) -> None:
+        changed = msgspec.structs.replace(info, model=model, digest=digest)
+        monkeypatch.setattr(type(MODELS["small"]), "info", lambda self, name: changed)
+
+    becomes("m-old", old)
+    bench, worker, client = setup()
+    run_once(worker, client)
+    late = bench.restart()
+    becomes("m-new", new if told_by == "estimate" else None)
+    worker = late.worker(epoch=2, ready=False)
+    worker.auto -= {c.Load}
+    worker.ready()
+    if told_by == "load":
+        load = worker.waiting(c.Load)
+        worker.reply(
+            load, c.Loaded, weights_bytes=load.weights_bytes, pool_bytes=load.pool_bytes, digest=new
+        )
+    else:
+        for load in worker.all(c.Load):
+            worker.reply(
+                load, c.Loaded, weights_bytes=load.weights_bytes, pool_bytes=load.pool_bytes
+            )
+    assert agent(late).state == state
+    if state == "suspended":
+        assert device(late).promised.promised_bytes == 0
+        client = late.client()
+        client.ok(client.reset("coder"))
+        assert agent(late).state == "loading"
 
 
 def test_agent_of_a_device_that_is_not_configured_any_more() -> None:

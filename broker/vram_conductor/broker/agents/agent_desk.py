@@ -142,7 +142,7 @@ class AgentDesk:
         """Forget a conversation."""
         key = AgentKey(session.principal, message.agent)
         version = self._removal.reset(key, message.conversation)
-        self.reload.reconsider(self._state.registry.get(key))
+        self._reload.reconsider(self._state.registry.get(key))
         self._state.to_client(session.peer, Ok(rid=message.rid, body={"version": version}))
 
     def list_agents(self, session: Session, message: List) -> None:

@@ -103,9 +103,9 @@ class Reload:
         with another file, bring it back."""
         reason = agent.reason.reason if agent.reason is not None else ""
         ready = self._state.devices[agent.device].ready
-        if agent.state == "suspended" and reason == MODEL_CHANGED and ready:
-            if not has_transcripts(agent):
-                self.begin(agent)
+        waits = agent.state == "suspended" and reason == MODEL_CHANGED and ready
+        if waits and not has_transcripts(agent):
+            self.begin(agent)
 
     def cancel_waiter(self, principal: str, rid: bytes, error: ErrorInfo) -> bool:
         """CANCEL of a REGISTER that waits for a return, which goes on. False if none has it."""
