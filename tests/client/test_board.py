@@ -155,7 +155,8 @@ def test_everything_a_report_says_is_there() -> None:
         "worker pid 13318 on box, idle",
         "foreign 608 MiB",
         "the worker may use 1.41 GiB",
-        "parked KV 3.00 MiB in shared memory, 104 MiB promised of 2.00 GiB; moved 3 times",
+        "parked KV 3.00 MiB in shared memory, 104 MiB promised of 2.00 GiB (with room to write the "
+        "next state beside the last); moved 3 times",
         "smollm2-135m",
     ):
         assert text in " ".join(drawn.split()), text
@@ -233,6 +234,15 @@ def test_conversations() -> None:
     assert lines[3].split() == ["/old", "70", "gone", "-"]
     assert lines[4].split() == ["/empty", "0", "-", "-"]
     assert lines[5].startswith("KV gone: it is computed again")
+
+
+@pytest.mark.parametrize("state", ["waiting", "loading"])
+def test_before_the_worker_has_said_what_is_parked_nothing_is_called_gone(state: str) -> None:
+    drawn = render_agents([agent(state=state, conversations=[talk("main", 70)])], 80)
+    assert drawn.splitlines()[1].split()[-3:] == ["70", "-", "-"]
+    assert "gone" not in drawn
+    ready = render_agents([agent(state="ready", conversations=[talk("main", 70)])], 80)
+    assert "KV gone" in ready
 
 
 def test_many_conversations_are_counted() -> None:

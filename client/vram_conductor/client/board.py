@@ -63,10 +63,11 @@ def _device(device: DeviceStatus, width: int) -> str:
     lines.append(wrapped(_memory(device), width, 2, 2))
     parked = size(sum(line.bytes for line in device.parked))
     host = device.host
+    spare = " (with room to write the next state beside the last)" if host.promised_bytes else ""
     lines.append(
         wrapped(
             f"parked KV {parked} in shared memory, {size(host.promised_bytes)} promised of "
-            f"{size(host.cap_bytes)}; moved {plural(device.swaps, 'time')}",
+            f"{size(host.cap_bytes)}{spare}; moved {plural(device.swaps, 'time')}",
             width,
             2,
             2,

@@ -45,9 +45,10 @@ def _rows(agent: AgentStatus) -> list[list[str]]:
     main = conversations.pop(DEFAULT_CONVERSATION, None)
     kv_type = "" if agent.kv_type == "f16" else f" {agent.kv_type}"
     facts = [agent.agent, agent.model, agent.device, agent.state, f"{agent.n_ctx}{kv_type}"]
-    rows = [facts + _kv(main)]
+    known = agent.state in ("ready", "suspended")
+    rows = [facts + _kv(main, known)]
     shown = list(conversations.values())[:CONVERSATIONS_SHOWN_MAX]
-    rows += [["  /" + item.conversation, "", "", "", "", *_kv(item)] for item in shown]
+    rows += [["  /" + item.conversation, "", "", "", "", *_kv(item, known)] for item in shown]
     rest = list(conversations.values())[CONVERSATIONS_SHOWN_MAX:]
     if rest:
         tokens = str(sum(item.tokens for item in rest))
@@ -57,12 +58,13 @@ def _rows(agent: AgentStatus) -> list[list[str]]:
     return rows
 
 
-def _kv(conversation: ConversationStatus | None) -> list[str]:
-    """Its tokens, where its KV is, the size of its parked state."""
+def _kv(conversation: ConversationStatus | None, known: bool) -> list[str]:
+    """Its tokens, where its KV is, the size of its parked state. Not ``known`` before the worker
+    has said what it found: what seems absent may well be there."""
     if conversation is None:
         return ["0", "-", "-"]
     where = _KV[conversation.where]
-    if conversation.where == "absent" and not conversation.tokens:
+    if conversation.where == "absent" and not (known and conversation.tokens):
         where = "-"
     parked = size(conversation.parked_bytes) if conversation.parked_bytes else "-"
     return [str(conversation.tokens), where, parked]
