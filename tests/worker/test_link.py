@@ -300,6 +300,25 @@ time.sleep(60)
 """
 
 
+def test_a_token_does_not_ask_the_watchdog(endpoint: str) -> None:
+    """It is asked by the clock: that costs more than sending a token."""
+    asked: list[float] = []
+
+    def progress() -> tuple[int, bool]:
+        asked.append(time.monotonic())
+        return 0, False
+
+    link = Link(endpoint, lambda item: None, progress, hang_ms=60_000)
+    link.start()
+    begin = time.monotonic()
+    for op in range(300):
+        link.send((tokens(op, "x"), []))
+        while link._outgoing:
+            assert time.monotonic() < begin + PATIENCE_S
+    link.close()
+    assert len(asked) <= 2 + 4 * (time.monotonic() - begin)
+
+
 def test_a_hanging_engine_ends_the_process(endpoint: str) -> None:
     done_ = subprocess.run(
         [sys.executable, "-c", HANG, endpoint], capture_output=True, timeout=30, check=False

@@ -8,7 +8,6 @@ READY then opens a new session. Nothing is handed to a socket before its connect
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import threading
@@ -16,6 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
@@ -96,6 +96,7 @@ class Link:
         self._hang_ms = hang_ms
         # The watchdog's timer must be wound up well before it runs out.
         self._tick_ms = min(TICK_MS, max(1, hang_ms // 4)) if hang_ms else TICK_MS
+        self._watch_ns = 0
         self._watchdog = Watchdog(hang_ms, time.monotonic_ns())
         self._outgoing: deque[Sent] = deque()
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -145,15 +146,18 @@ class Link:
     def _run(self) -> None:
         try:
             while not self._closing.is_set():
-                self._wait()
+                ready = self._wait()
                 now_ns = time.monotonic_ns()
                 self._watch(now_ns)
-                self._read_monitor(now_ns)
-                self._read_socket(now_ns)
-                self._take_outgoing()
+                # This runs once per token: nothing is asked that the poller has told already.
+                if self._monitor in ready:
+                    self._read_monitor(now_ns)
+                if self._socket in ready:
+                    self._read_socket(now_ns)
+                self._take_outgoing(woken=self._wake_fd in ready)
                 self._duties(time.monotonic_ns())
                 self._flush(time.monotonic_ns())
-            self._take_outgoing()
+            self._take_outgoing(woken=False)
             self._flush(time.monotonic_ns())
         except Exception:
             # Without this thread the worker is deaf; a restart is the only cure.
@@ -174,18 +178,19 @@ class Link:
         self._disconnect(linger_ms=0)
         self._socket = self._connect()
 
-    def _wait(self) -> None:
+    def _wait(self) -> dict[Any, int]:
         now_ns = time.monotonic_ns()
         timeout_ms = (self._session.next_ns(now_ns) - now_ns) // 1_000_000
         self._poller.modify(self._socket, zmq.POLLIN | (zmq.POLLOUT if self._was_full else 0))
-        self._poller.poll(max(0, min(timeout_ms, self._tick_ms)))
+        return dict(self._poller.poll(max(0, min(timeout_ms, self._tick_ms))))
 
     def _wants_ready(self, now_ns: int) -> bool:
         return self._connected and not self._asked_engine and self._session.ready_due(now_ns)
 
     def _watch(self, now_ns: int) -> None:
-        if not self._hang_ms:
+        if not self._hang_ms or now_ns < self._watch_ns:
             return
+        self._watch_ns = now_ns + self._tick_ms * 1_000_000 // 4
         watchdog.wind_up(self._hang_ms)
         steps, busy = self._progress()
         if self._watchdog.hangs(steps, busy, watchdog.io_bytes() if busy else 0, now_ns):
@@ -240,8 +245,8 @@ class Link:
         self._asked_engine = False
         self._deliver(SessionLost())
 
-    def _take_outgoing(self) -> None:
-        with contextlib.suppress(BlockingIOError):
+    def _take_outgoing(self, *, woken: bool) -> None:
+        if woken:
             os.eventfd_read(self._wake_fd)
         while self._outgoing:
             message, raw = self._outgoing.popleft()

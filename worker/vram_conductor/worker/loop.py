@@ -149,6 +149,8 @@ class EngineLoop:
 
     def _take_all(self, *, block: bool) -> int | None:
         """Take what has come in; an exit code ends the loop."""
+        if not block and self._inbox.empty():
+            return None  # once per token: an exception costs more
         timeout_s = self._timeout_s() if block else 0.0
         while True:
             try:
