@@ -226,6 +226,19 @@ def test_pure_modules_import_only_pure_modules_of_ours() -> None:
     )
 
 
+def test_the_ledger_knows_nothing_of_the_rest_of_the_broker() -> None:
+    report(
+        [
+            f"{shown(module, line)} imports {name}"
+            for module in MODULES
+            if module.part == "broker" and module.name.startswith("ledger.")
+            for name, line in module.imports()
+            if name.startswith("vram_conductor.broker.")
+            and not name.startswith("vram_conductor.broker.ledger")
+        ]
+    )
+
+
 IMPORTED_FOR_VALUES = {
     "vram_conductor.protocol.config",
     "vram_conductor.protocol.ids",

@@ -123,8 +123,18 @@ def test_never_is_not_the_same_as_not_now() -> None:
         False,
         "VRAM_LEDGER_DENY",
     )
-    assert "too little even when empty" in info.message
     assert "largest_n_ctx=0" in info.message
+    assert info.details["hint"] == (
+        "n_ctx=32768 never fits: cpu may hand out 1 GiB in all; choose a smaller model or context, "
+        "or raise the capacity of cpu by <short>"
+    ).replace("<short>", refusal.human_bytes(never.short_by_bytes))
+    smaller = refusal.hint(replace(CAP, never=True, agents=0))
+    assert smaller == (
+        "n_ctx=32768 never fits: cpu may hand out 1 GiB in all; register with n_ctx=24576, which "
+        "fits now, or raise the capacity of cpu by 126 MiB"
+    )
+    surprise = refusal.hint(replace(CAP, never=True, code=DenyCode.MEASURED, claim=None))
+    assert surprise.startswith("it is larger than its estimate; it never fits: cpu may hand out")
 
 
 def test_a_refusal_by_several_devices_lists_them_all() -> None:

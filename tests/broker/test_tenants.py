@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from scripted_worker import MIB, Bench, Client, ScriptedWorker, config_of
 
-from vram_conductor.broker.tenants import own_lines, own_names
+from vram_conductor.broker.ledger.tenants import own_lines, own_names
 from vram_conductor.protocol import messages as m
 from vram_conductor.protocol.config import DeviceConfig
 from vram_conductor.protocol.status import StatusReport
@@ -71,6 +71,22 @@ def test_receipt_does_not_name_the_conversations_of_others() -> None:
     assert mine.done(rid).swap == Swap(
         evicted=["local/coder/side", "pool:m-other@f16", "1 other"], restored=True, bytes=5, ms=2.0
     )
+
+
+def test_many_agents_on_the_same_weights_are_counted_for_each_other() -> None:
+    bench = Bench(config_of(DeviceConfig(id="cpu", kind="cpu", capacity="1 GiB")))
+    bench.worker()
+    client = bench.client()
+    for number in range(40):
+        client.ok(client.register(f"a{number}", n_ctx=256))
+    rid = bench.rid()
+    client.send(m.Status(rid=rid))
+    agents = msgspec.convert(client.ok(rid), StatusReport).agents
+    assert len(agents) == 40
+    for agent in agents:
+        *names, more = agent.shared_with
+        assert (len(set(names)), more) == (16, "23 others")
+        assert f"local/{agent.agent}" not in names
 
 
 def test_status_does_not_name_the_agents_of_others() -> None:

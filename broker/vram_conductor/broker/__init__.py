@@ -3,7 +3,7 @@
 A pure core (``core`` and what it is made of) and a shell around it:
 
 - ``core``, ``state``, ``events``, ``effects``: one event in, effects out; ``invariants`` for tests
-- ``clients``, ``sessions``, ``registry``, ``report``, ``tenants``: who is there, and what they see
+- ``clients``, ``sessions``, ``registry``, ``report``: who is there, and what they see
 - ``boot``, ``drain``, ``timers``, ``errors``: begin, end, deadlines, words
 - ``agents``: REGISTER to UNREGISTER
 - ``jobs``: DECODE to DONE

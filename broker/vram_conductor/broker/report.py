@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from vram_conductor.broker.jobs.job import Job
+from vram_conductor.broker.ledger.tenants import own_lines, own_names
 from vram_conductor.broker.registry import Agent
 from vram_conductor.broker.state import MS, State
-from vram_conductor.broker.tenants import own_lines, own_names
 from vram_conductor.broker.workers.devices import Device
 from vram_conductor.broker.workers.links import WorkerLink
 from vram_conductor.protocol.status import (
@@ -17,6 +17,9 @@ from vram_conductor.protocol.status import (
     StatusReport,
     WorkerStatus,
 )
+
+SHARED_MAX = 16
+"""Names in ``shared_with``; the rest is counted."""
 
 
 def status_report(state: State, principal: str | None) -> StatusReport:
@@ -83,7 +86,7 @@ def _agent(state: State, agent: Agent, sharing: list[str], running: int) -> Agen
         pool_bytes=pool.bytes if pool is not None else 0,
         state_bytes=claim.state_bytes if claim is not None else 0,
         unmeasured=ledger.is_unmeasured(agent.key) if claim is not None else False,
-        shared_with=own_names((n for n in sharing if n != name), agent.key.principal),
+        shared_with=_shared_with(name, sharing, agent.key.principal),
         rollback=agent.model.rollback,
         ephemeral=agent.spec.ephemeral,
         ttl_s=agent.spec.ttl_s,
@@ -93,6 +96,12 @@ def _agent(state: State, agent: Agent, sharing: list[str], running: int) -> Agen
         queued=state.queue.count(agent.key),
         running=running,
     )
+
+
+def _shared_with(name: str, sharing: list[str], principal: str) -> list[str]:
+    """Everybody's names for everybody would grow with the square of the agents."""
+    shown = [other for other in sharing[: SHARED_MAX + 1] if other != name][:SHARED_MAX]
+    return own_names(shown, principal, more=len(sharing) - 1 - len(shown))
 
 
 def _conversations(agent: Agent, device: Device) -> list[ConversationStatus]:

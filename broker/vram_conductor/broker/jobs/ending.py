@@ -10,9 +10,9 @@ import msgspec
 from vram_conductor.broker.jobs.delivery import Delivery
 from vram_conductor.broker.jobs.job import Job
 from vram_conductor.broker.journal.records import ConversationCommitted
+from vram_conductor.broker.ledger.tenants import own_names
 from vram_conductor.broker.registry import Agent, Conversation, drop_if_unused
 from vram_conductor.broker.state import MS, State
-from vram_conductor.broker.tenants import own_names
 from vram_conductor.protocol.errors import ErrorInfo
 from vram_conductor.protocol.messages import Done, Error
 from vram_conductor.protocol.values import Usage

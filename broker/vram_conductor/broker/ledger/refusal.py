@@ -8,7 +8,7 @@ from typing import Any
 
 from vram_conductor.broker.ledger.admission import Refusal
 from vram_conductor.broker.ledger.decisions import Deny, DenyCode
-from vram_conductor.broker.tenants import own_lines
+from vram_conductor.broker.ledger.tenants import own_lines
 from vram_conductor.protocol.errors import LEDGER_DENY, Code, ErrorInfo
 from vram_conductor.protocol.values import Line
 
@@ -64,14 +64,16 @@ def hint(deny: Deny) -> str:
 
 def _hint_bytes(deny: Deny) -> str:
     short = human_bytes(deny.short_by_bytes)
+    start = "it is larger than its estimate; " if deny.code is DenyCode.MEASURED else ""
     ways = []
     if deny.largest_n_ctx_that_fits:
         ways.append(f"register with n_ctx={deny.largest_n_ctx_that_fits}, which fits now")
     if deny.never:
-        ways.append(
-            f"choose a smaller model or context: {deny.device} may hand out "
-            f"{human_bytes(deny.ledger_max_bytes)}, too little even when empty"
-        )
+        what = f"n_ctx={deny.claim.n_ctx}" if deny.claim else "it"
+        most = human_bytes(deny.ledger_max_bytes)
+        start += f"{what} never fits: {deny.device} may hand out {most} in all; "
+        if not ways:
+            ways.append("choose a smaller model or context")
     else:
         if deny.foreign_bytes:
             ways.append(
@@ -85,8 +87,7 @@ def _hint_bytes(deny: Deny) -> str:
         ways.append(f"raise the capacity of {deny.device} by {short}")
     if deny.admission_percent < 100:
         ways.append(f"raise admission_percent, now {deny.admission_percent}")
-    surprise = "it is larger than its estimate; " if deny.code is DenyCode.MEASURED else ""
-    return surprise + ", or ".join(ways)
+    return start + ", or ".join(ways)
 
 
 def _hint_host(deny: Deny) -> str:

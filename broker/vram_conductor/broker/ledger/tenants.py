@@ -10,10 +10,12 @@ _OF_AGENTS = ("state", "parked")
 """Ledger lines that are named after agents and conversations: ``parked:principal/agent/name``."""
 
 
-def own_names(names: Iterable[str], principal: str) -> list[str]:
+def own_names(names: Iterable[str], principal: str, more: int = 0) -> list[str]:
     """Names as ``principal/agent…`` without those of other principals, which are counted in one
-    last entry: ``1 other``, ``2 others``. What has no owner (``pool:…``, ``weights:…``) stays."""
-    own, others = [], 0
+    last entry: ``1 other``, ``2 others``. What has no owner (``pool:…``, ``weights:…``) stays.
+    ``more``: how many are not among ``names``, and are counted too."""
+    own: list[str] = []
+    others = more
     for name in names:
         if _owner(name) in ("", principal):
             own.append(name)
