@@ -261,3 +261,19 @@ def test_short_prompts_do_not_wait_for_long_ones(monkeypatch: pytest.MonkeyPatch
         driver.step()
     assert not isinstance(driver.attempts[slow].end, Failed)
     preparer.close()
+
+
+def test_a_long_conversation_makes_a_short_prompt_no_long_one(
+    driver: Driver, held: HeldPreparer
+) -> None:
+    op = driver.run("a", tokens=[97] * 150, max_tokens=1)
+    assert held.tasks[0].size == 0
+    held.go()
+    driver.finish(op)
+    appended = driver.run("a", prompt="abcd", continue_=True)
+    assert held.tasks[0].size == 4
+    driver.run("b", prompt="abcd")
+    assert held.tasks[1].size == 4
+    driver.cancel(appended)
+    driver.run("a", prompt="abcd")
+    assert held.tasks[2].size == 4 + 151

@@ -54,7 +54,8 @@ class Task:
         """About how much text there is to look at, in characters."""
         said = self.run.messages or ()
         new = len(self.run.prompt or "") + sum(len(message.content) for message in said)
-        return new + self.transcript.unrendered
+        compares = self.run.tokens is None and not self.run.continue_
+        return new + (self.transcript.unrendered if compares else 0)
 
     def carry_out(self) -> None:
         """Do it, on any thread. Never raises."""
