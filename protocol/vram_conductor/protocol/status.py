@@ -113,8 +113,8 @@ class AgentStatus(StatusStruct, frozen=True, kw_only=True):
 
     Attributes:
         model, model_id: as asked for; the identity in ledger lines.
-        shared_with: other agents on the same weights, as ``principal/agent``; those of other
-            principals are counted in a last entry (``2 others``).
+        shared_with: other agents on the same weights, as ``principal/agent``, at most 16; the
+            rest, and those of other principals, are counted in a last entry (``2 others``).
         pool_bytes: of the whole pool, which the agents of this model and KV type share.
         state_bytes: largest parked state of one conversation.
         unmeasured: the sizes are estimates; nothing was allocated yet.
