@@ -9,8 +9,10 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import zmq
 from worker_broker import WorkerBroker
 
 from vram_conductor.protocol.commands import (
@@ -190,6 +192,24 @@ def test_a_silent_broker_is_given_up_and_a_new_session_opened(
     broker.ready()
     assert broker.peer != first, "over a new connection"
     engine.take(Arrived)
+
+
+def test_a_connection_that_stands_at_once_is_noticed(
+    endpoint: str, brokers: Brokers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attach = zmq.Socket.get_monitor_socket
+
+    def late(socket: zmq.Socket[bytes], *arguments: Any) -> zmq.Socket[bytes]:
+        time.sleep(0.3)  # As long as libzmq's thread may take to connect meanwhile.
+        return attach(socket, *arguments)
+
+    broker = brokers()
+    monkeypatch.setattr(zmq.Socket, "get_monitor_socket", late)
+    engine = Engine(endpoint)
+    try:
+        broker.expect(Ready, patience_s=10)
+    finally:
+        engine.link.close()
 
 
 def test_no_session_makes_it_say_ready(engine: Engine, brokers: Brokers) -> None:

@@ -14,7 +14,7 @@ for an absent broker; whoever minds closes the socket when its monitor says DISC
 from __future__ import annotations
 
 import errno
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import NamedTuple
 
@@ -118,10 +118,17 @@ def listen(context: Context, endpoint: str, *, hwm: int = HWM) -> Listener:
     return Listener(socket, actual, ipc)
 
 
-def connect(context: Context, endpoint: str, *, hwm: int = HWM) -> Socket:
+def connect(
+    context: Context,
+    endpoint: str,
+    *,
+    hwm: int = HWM,
+    prepare: Callable[[Socket], object] | None = None,
+) -> Socket:
     """A DEALER that connects, and reconnects, to ``endpoint``.
 
-    What is sent before the connection stands is queued.
+    What is sent before the connection stands is queued. ``prepare`` gets the socket before it
+    connects: a monitor that is attached afterwards may miss the connection.
 
     Raises:
         InvalidArgument: ``bad_endpoint``, ``ipc_path_too_long``.
@@ -130,6 +137,8 @@ def connect(context: Context, endpoint: str, *, hwm: int = HWM) -> Socket:
     socket = _open(context, zmq.DEALER, hwm)
     socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
     socket.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MAX_MS)
+    if prepare is not None:
+        prepare(socket)
     socket.connect(where.zmq_endpoint)
     return socket
 

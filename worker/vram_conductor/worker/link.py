@@ -134,14 +134,16 @@ class Link:
     # --- IO thread ----------------------------------------------------------------------------
 
     def _connect(self) -> Socket:
-        socket = connect(self._context, self._endpoint)
         self._connected = False
-        self._monitor: Socket = socket.get_monitor_socket(_EVENTS)
+        socket = connect(self._context, self._endpoint, prepare=self._attach_monitor)
         self._poller = zmq.Poller()
         self._poller.register(self._wake_fd, zmq.POLLIN)
         self._poller.register(self._monitor, zmq.POLLIN)
         self._poller.register(socket, zmq.POLLIN)
         return socket
+
+    def _attach_monitor(self, socket: Socket) -> None:
+        self._monitor: Socket = socket.get_monitor_socket(_EVENTS)
 
     def _run(self) -> None:
         try:
