@@ -368,7 +368,10 @@ def test_no_worker_says_what_to_do() -> None:
     client = bench.client()
     error = client.error(client.register("coder"))
     assert (error.code, error.reason) == (Code.UNAVAILABLE, "no_worker")
-    assert "conductor worker" in error.message
+    assert error.message == (
+        "device 'cpu' has no worker now: if `conductor up` runs, its terminal or log says why; "
+        "else start it, or `conductor worker --device cpu`; then try again"
+    )
     assert client.error(client.register("coder", device="cuda:7")).reason == "no_such_device"
 
 

@@ -54,7 +54,7 @@ def test_registry_finds_counts_and_forgets() -> None:
     assert (registry.count("p"), registry.count("nobody")) == (2, 0)
     registry.remove(AgentKey("p", "a"))
     assert registry.find(AgentKey("p", "a")) is None
-    with pytest.raises(NotFound, match="REGISTER it first"):
+    with pytest.raises(NotFound, match="no agent named 'a' is registered"):
         registry.get(AgentKey("p", "a"))
     assert registry.count("p") == 1
     assert len(list(registry.on("cpu"))) == 2

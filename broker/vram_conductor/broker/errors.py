@@ -30,7 +30,8 @@ def no_worker_error(*devices: str) -> ErrorInfo:
     return ErrorInfo(
         Code.UNAVAILABLE,
         "no_worker",
-        f"{what}; start it with `conductor up` or `conductor worker{how}`, then try again",
+        f"{what}: if `conductor up` runs, its terminal or log says why; else start it, or "
+        f"`conductor worker{how}`; then try again",
         retryable=True,
         retry_after_ms=2_000,
         details={"device": ", ".join(devices)},
@@ -113,7 +114,7 @@ def unconfigured_error(device: str) -> ErrorInfo:
         Code.FAILED_PRECONDITION,
         "device_not_configured",
         f"the agent lives on {device!r}, which is not configured any more: add the [[device]] "
-        "table again, or UNREGISTER and REGISTER the agent",
+        "table again, or unregister the agent and register it again",
         details={"device": device},
     )
 
@@ -158,7 +159,7 @@ def transcript_error(tokens: int) -> ErrorInfo:
     return ErrorInfo(
         Code.OUT_OF_RANGE,
         "transcript_too_long",
-        f"the conversation has {tokens} tokens, the limit is {limit}: RESET it or use another",
+        f"the conversation has {tokens} tokens, the limit is {limit}: reset it or use another",
         details={"tokens": tokens, "limit": limit},
     )
 

@@ -102,7 +102,7 @@ class Registry:
         if agent is None:
             raise NotFound(
                 "no_such_agent",
-                f"no agent named {key.agent!r} is registered; REGISTER it first",
+                f"no agent named {key.agent!r} is registered",
                 agent=key.agent,
             )
         return agent
@@ -161,8 +161,8 @@ def open_conversation(agent: Agent, name: str) -> Conversation:
         raise ResourceExhausted(
             "too_many_conversations",
             f"agent {agent.key.agent!r} has {count} conversations, the limit is "
-            f"{limits.CONVERSATIONS_PER_AGENT_MAX}; RESET one that is no longer needed, or "
-            "UNREGISTER the agent",
+            f"{limits.CONVERSATIONS_PER_AGENT_MAX}; reset one that is no longer needed, or "
+            "unregister the agent",
             conversations=count,
             limit=limits.CONVERSATIONS_PER_AGENT_MAX,
         )

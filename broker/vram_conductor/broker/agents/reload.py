@@ -284,7 +284,7 @@ def model_changed(agent: Agent, now: ModelInfo) -> ErrorInfo | None:
         Code.FAILED_PRECONDITION,
         MODEL_CHANGED,
         f"{now.name!r} is another file now than when agent {agent.key.agent!r} was registered; "
-        "its conversations cannot go on: put the old file back, or RESET them all, or UNREGISTER "
-        "and REGISTER",
+        "its conversations cannot go on: put the old file back, or reset them all, or "
+        "unregister the agent and register it again",
         details={"arch": [old.arch, now.arch], "file_bytes": [old.file_bytes, now.file_bytes]},
     )

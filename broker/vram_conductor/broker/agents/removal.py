@@ -72,7 +72,7 @@ class Removal:
         if conversation.busy:
             raise FailedPrecondition(
                 "conversation_busy",
-                f"conversation {name!r} has a job in flight; wait for it, or CANCEL it first",
+                f"conversation {name!r} has a job in flight; wait for it, or cancel it first",
                 retryable=True,
                 conversation=name,
             )

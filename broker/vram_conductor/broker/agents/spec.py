@@ -53,7 +53,7 @@ def check_same(key: AgentKey, have: AgentSpec, asked: AgentSpec) -> None:
         raise AlreadyExists(
             "agent_exists",
             f"agent {key.agent!r} is registered with other parameters "
-            f"({', '.join(differences)}); UNREGISTER it first, or choose another name",
+            f"({', '.join(differences)}); unregister it first, or choose another name",
             agent=key.agent,
             differences=differences,
         )

@@ -60,7 +60,7 @@ class JobDesk:
             if known.digest != digest:
                 raise AlreadyExists(
                     "rid_reused",
-                    "this rid belongs to another DECODE; use a fresh rid for every request",
+                    "this rid belongs to another request; use a fresh rid for every request",
                     job=known.job,
                 )
             self._reattach(session, known, 0, message.window)
