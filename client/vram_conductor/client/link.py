@@ -166,10 +166,12 @@ class Link:
 
     def _connect(self) -> None:
         self._drop_socket(linger_ms=0)
-        self._socket = connect(self._context, self._endpoint)
-        # Without the monitor a lost connection would show only at the next missed heartbeat.
-        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._socket = connect(self._context, self._endpoint, prepare=self._attach_monitor)
         self.generation += 1
+
+    def _attach_monitor(self, socket: Socket) -> None:
+        # Without the monitor a lost connection would show only at the next missed heartbeat.
+        self._monitor = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
 
     def _drop_socket(self, linger_ms: int | None) -> None:
         if self._socket is None:
