@@ -120,6 +120,25 @@ def test_wrong_usage(arguments: list[str], capsys: Any) -> None:
     out, err = capsys.readouterr()
     assert out == ""
     assert "usage: conductor" in err
+    assert len(err.splitlines()) == 2
+
+
+def test_the_usage_is_that_of_the_command_that_was_meant(capsys: Any) -> None:
+    said = []
+    for arguments in (["register", "a"], ["status", "--wat"], ["models", "pull"], ["stat"]):
+        with pytest.raises(SystemExit):
+            cli.main(arguments)
+        said.append(capsys.readouterr().err.splitlines())
+    assert said[0] == [
+        "usage: conductor register --model MODEL AGENT  (flags: conductor register --help)",
+        "conductor register: error: the following arguments are required: --model",
+    ]
+    assert said[1] == [
+        "usage: conductor status  (flags: conductor status --help)",
+        "conductor status: error: unrecognized arguments: --wat",
+    ]
+    assert said[2][0].startswith("usage: conductor models pull NAME [NAME ...]  (")
+    assert said[3][0] == "usage: conductor COMMAND ...  (flags: conductor --help)"
 
 
 def test_version(capsys: Any) -> None:
@@ -249,6 +268,18 @@ def explained(reason: str, message: str = "no", **details: Any) -> list[str]:
     return explain(error)
 
 
+@pytest.mark.parametrize("command", ["unregister", "reset"])
+def test_who_removes_what_is_not_there_is_not_told_to_add_it(
+    broker: ScriptedBroker, capsys: Any, command: str
+) -> None:
+    error = ErrorInfo(Code.NOT_FOUND, "no_such_agent", "no agent", details={"agent": "a"})
+    for kind in (wire.Unregister, wire.Reset):
+        broker.on[kind] = lambda peer, message: peer.send(wire.Error(rid=message.rid, error=error))
+    assert cli.main([command, "a", "--clients", broker.endpoint]) == 4
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == ["conductor: no agent (no_such_agent)", "conductor: see: conductor list"]
+
+
 def test_hints_say_what_to_type() -> None:
     assert explained("no_such_agent", agent="coder")[1] == (
         "see: conductor list; add it: conductor register coder --model MODEL"
@@ -257,6 +288,9 @@ def test_hints_say_what_to_type() -> None:
         "agent_exists", agent="coder", differences={"n_ctx": [4096, 512], "slots": [1, 2]}
     )[1] == (
         "n_ctx is 4096, not 512, slots is 1, not 2; remove it first: conductor unregister coder"
+    )
+    assert explained("agent_exists", agent="a", differences={"device": [None, "cpu"]})[1] == (
+        "device is not given (best fit), not cpu; remove it first: conductor unregister a"
     )
     assert "--raw" in explained("no_chat_template")[1]
     assert explained("something_else") == ["no (something_else)"]

@@ -62,6 +62,24 @@ class StrictParser(argparse.ArgumentParser):
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"allow_abbrev": False, **options})
 
+    def error(self, message: str) -> NoReturn:
+        """One line of usage, of the command that was meant: what it cannot do without."""
+        needed = [
+            action for action in self._actions if action.required or not action.option_strings
+        ]
+        formatter = self._get_formatter()
+        formatter.add_usage(None, needed, [])
+        usage = " ".join(formatter.format_help().split())
+        text = f"{usage}  (flags: {self.prog} --help)\n{self.prog}: error: {message}\n"
+        self.exit(EXIT_USAGE, text)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Argparse lets the topmost parser complain of what the command's own does not know."""
+        found, rest = super().parse_known_args(args, namespace)
+        if rest:
+            self.error(f"unrecognized arguments: {' '.join(rest)}")
+        return found, rest
+
 
 def parser() -> argparse.ArgumentParser:
     """The whole command line; every subcommand sets ``run`` to a function(args, output) → int."""
@@ -121,7 +139,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return int(args.run(args, output))
     except ConductorError as error:
-        return _failed(output, error)
+        return _failed(output, error, args.command)
     except KeyboardInterrupt:
         output.news("interrupted")
         return EXIT_INTERRUPTED
@@ -137,12 +155,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         signal.signal(signal.SIGTERM, previous or signal.SIG_DFL)
 
 
-def _failed(output: Output, error: ConductorError) -> int:
+def _failed(output: Output, error: ConductorError, command: str) -> int:
     try:
         output.value({"error": error.info})
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    output.complain(error)
+    output.complain(error, command)
     return exit_code(error)
 
 

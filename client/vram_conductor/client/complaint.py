@@ -8,14 +8,14 @@ from vram_conductor.client.text import duration
 from vram_conductor.protocol.errors import ConductorError, LedgerDeny
 
 
-def explain(error: ConductorError) -> list[str]:
-    """One line with the message and its reason; perhaps more with what to do.
+def explain(error: ConductorError, command: str = "") -> list[str]:
+    """One line with the message and its reason; perhaps more with what to do after ``command``.
 
     The ledger's refusal is its own one line, for operators and their scripts.
     """
     info = error.info
     lines = [info.message if isinstance(error, LedgerDeny) else f"{info.message} ({info.reason})"]
-    hint = _hint(info.reason, info.details)
+    hint = _hint(info.reason, info.details, command)
     if hint:
         lines.append(hint)
     if info.retry_after_ms is not None:
@@ -23,10 +23,12 @@ def explain(error: ConductorError) -> list[str]:
     return lines
 
 
-def _hint(reason: str, details: dict[str, Any]) -> str:
+def _hint(reason: str, details: dict[str, Any], command: str) -> str:
     """What to type; empty where the message says it."""
     agent = details.get("agent", "NAME")
     match reason:
+        case "no_such_agent" if command in ("unregister", "reset"):
+            return "see: conductor list"
         case "no_such_agent":
             return f"see: conductor list; add it: conductor register {agent} --model MODEL"
         case "agent_exists":
@@ -40,12 +42,19 @@ def _hint(reason: str, details: dict[str, Any]) -> str:
     return ""
 
 
+def _given(name: str, value: Any) -> str:
+    """A parameter's value; None where it was left to the broker."""
+    if value is None:
+        return "not given (best fit)" if name == "device" else "not given"
+    return str(value)
+
+
 def _differences(details: dict[str, Any]) -> str:
     given = details.get("differences")
     if not isinstance(given, dict):
         return ""
     pairs = [
-        f"{name} is {value[0]}, not {value[1]}"
+        f"{name} is {_given(name, value[0])}, not {_given(name, value[1])}"
         for name, value in given.items()
         if isinstance(value, list) and len(value) == 2
     ]

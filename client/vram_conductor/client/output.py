@@ -101,9 +101,10 @@ class Output:
         """A block that shows what is waited for, and how long already."""
         return Waiting(self._live, now)
 
-    def complain(self, error: ConductorError) -> None:
-        """What went wrong and what to do; a refusal is one line with its numbers."""
-        for line in explain(error):
+    def complain(self, error: ConductorError, command: str = "") -> None:
+        """What went wrong in ``command`` and what to do; a refusal is one line with its
+        numbers."""
+        for line in explain(error, command):
             self.news(f"conductor: {line}")
 
 
