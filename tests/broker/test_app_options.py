@@ -94,3 +94,26 @@ def test_numbers_that_make_no_sense_are_refused(tmp_path: Path, key: str) -> Non
 def test_a_port_beyond_the_last_one_is_refused() -> None:
     with pytest.raises(InvalidArgument, match="metrics_port"):
         parse(["--metrics-port", "65536"], {})
+
+
+def test_without_a_flag_the_configuration_is_looked_for_where_all_commands_look(
+    tmp_path: Path,
+) -> None:
+    env = {"HOME": str(tmp_path)}
+    assert parse([], env).config == Config()
+    for number, folder in enumerate((".config", "xdg"), 1):
+        path = tmp_path / folder / "vram-conductor/conductor.toml"
+        path.parent.mkdir(parents=True)
+        path.write_text(f'[broker]\ndrain_ms = {number}\n[[device]]\nid = "cpu"\nkind = "cpu"\n')
+    assert parse([], env).config.broker.drain_ms == 1
+    env["XDG_CONFIG_HOME"] = str(tmp_path / "xdg")
+    assert parse([], env).config.broker.drain_ms == 2
+    (tmp_path / "c.toml").write_text('[broker]\ndrain_ms = 3\n[[device]]\nid = "x"\nkind = "cpu"\n')
+    env["VRAM_CONDUCTOR_CONFIG"] = str(tmp_path / "c.toml")
+    assert parse([], env).config.broker.drain_ms == 3
+
+
+def test_the_help_names_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse(["--help"], {})
+    assert capsys.readouterr().out.startswith("usage: conductor broker ")

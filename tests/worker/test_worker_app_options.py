@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from vram_conductor.protocol.config import Config
 from vram_conductor.protocol.errors import FailedPrecondition, InvalidArgument, PermissionDenied
 from vram_conductor.worker import logs
 from vram_conductor.worker.exits import exit_code
@@ -113,3 +114,26 @@ def test_log_line_fields(project_logger: logging.Logger) -> None:
     assert parsed["level"] == "warning"
     assert parsed["message"] == "it is late"
     assert parsed["device"] == "cpu"
+
+
+def test_without_a_flag_the_configuration_is_looked_for_where_all_commands_look(
+    tmp_path: Path,
+) -> None:
+    env = {"HOME": str(tmp_path)}
+    assert parse(["--device", "cpu"], env).config == Config()
+    for number, folder in enumerate((".config", "xdg"), 1):
+        path = tmp_path / folder / "vram-conductor/conductor.toml"
+        path.parent.mkdir(parents=True)
+        path.write_text(f'[broker]\ndrain_ms = {number}\n[[device]]\nid = "cpu"\nkind = "cpu"\n')
+    assert parse([], env).config.broker.drain_ms == 1
+    env["XDG_CONFIG_HOME"] = str(tmp_path / "xdg")
+    assert parse([], env).config.broker.drain_ms == 2
+    (tmp_path / "c.toml").write_text('[broker]\ndrain_ms = 3\n[[device]]\nid = "x"\nkind = "cpu"\n')
+    env["VRAM_CONDUCTOR_CONFIG"] = str(tmp_path / "c.toml")
+    assert parse([], env).config.broker.drain_ms == 3
+
+
+def test_the_help_names_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse(["--help"], {})
+    assert capsys.readouterr().out.startswith("usage: conductor worker ")

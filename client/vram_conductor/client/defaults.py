@@ -6,6 +6,7 @@ import os
 import tempfile
 from pathlib import Path
 
+from vram_conductor.protocol import config
 from vram_conductor.protocol.config import Config, overlay, runtime_dir
 from vram_conductor.protocol.errors import Unavailable
 from vram_conductor.protocol.ipc_path import private_folder
@@ -20,17 +21,12 @@ CPU_SHARE = 4
 
 def config_home() -> Path:
     """Where a user's own configuration file is looked for."""
-    base = os.environ.get("XDG_CONFIG_HOME")
-    return (Path(base) if base else Path.home() / ".config") / "vram-conductor" / "conductor.toml"
+    return config.config_home(os.environ)
 
 
 def find_config(given: str | None) -> Path | None:
     """The file that was named, else ``$VRAM_CONDUCTOR_CONFIG``, else the user's own, else None."""
-    named = given or os.environ.get("VRAM_CONDUCTOR_CONFIG")
-    if named:
-        return Path(named)
-    home = config_home()
-    return home if home.exists() else None
+    return config.find_config(given, os.environ)
 
 
 def gpu_indexes(dev: Path = Path("/dev")) -> list[int]:

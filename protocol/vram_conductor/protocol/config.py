@@ -144,6 +144,21 @@ def load_config(path: Path | None) -> Config:
         raise InvalidArgument("bad_config", f"{path}: {error}") from None
 
 
+def config_home(env: Mapping[str, str]) -> Path:
+    """Where a user's own configuration file is looked for."""
+    home = Path(env["HOME"]) if env.get("HOME") else Path.home()
+    base = env.get("XDG_CONFIG_HOME")
+    return (Path(base) if base else home / ".config") / "vram-conductor" / "conductor.toml"
+
+
+def find_config(given: str | None, env: Mapping[str, str]) -> Path | None:
+    """The file that was named, else ``$VRAM_CONDUCTOR_CONFIG``, else the user's own, else None."""
+    if named := given or env.get("VRAM_CONDUCTOR_CONFIG"):
+        return Path(named)
+    own = config_home(env)
+    return own if own.exists() else None
+
+
 def runtime_dir(config: BrokerConfig) -> Path:
     """Folder of the ipc sockets (created with mode 0700 by the broker)."""
     if config.runtime_dir:

@@ -6,15 +6,12 @@ import argparse
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NoReturn
 
-from vram_conductor.protocol.config import Config, DeviceConfig, load_config, overlay
+from vram_conductor.protocol.config import Config, DeviceConfig, find_config, load_config, overlay
 from vram_conductor.protocol.errors import InvalidArgument
 from vram_conductor.worker.exits import EXIT_CODES, EXIT_USAGE
 from vram_conductor.worker.logs import LEVELS, LogFormat
-
-ENV_CONFIG = "VRAM_CONDUCTOR_CONFIG"
 
 _WORKER_FLAGS = {
     "arena-dir": "folder for parked states, in shared memory",
@@ -44,6 +41,12 @@ class Options:
     log_level: str
 
 
+_CONFIG_HELP = (
+    "configuration (TOML); default: $VRAM_CONDUCTOR_CONFIG, else "
+    "~/.config/vram-conductor/conductor.toml if it is there"
+)
+
+
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         self.print_usage(sys.stderr)
@@ -58,13 +61,12 @@ def parse(argv: Sequence[str], env: Mapping[str, str]) -> Options:
         SystemExit: 64 for unknown flags; 0 after ``--help``.
     """
     given = _parser().parse_args(argv)
-    path = given.config or env.get(ENV_CONFIG)
     names = [name.replace("-", "_") for name in _WORKER_FLAGS]
     flags = {
         "worker": {name: getattr(given, name) for name in names},
         "broker": {"workers": given.workers},
     }
-    config = overlay(load_config(Path(path) if path else None), env, flags)
+    config = overlay(load_config(find_config(given.config, env)), env, flags)
     for key in ("sample_ms", "hang_ms"):
         if getattr(config.worker, key) < 1:
             raise InvalidArgument("bad_config", f"worker.{key} must be at least 1", key=key)
@@ -112,14 +114,12 @@ def pick_device(config: Config, name: str | None) -> DeviceConfig:
 
 def _parser() -> _Parser:
     parser = _Parser(
-        prog="python -m vram_conductor.worker",
+        prog="conductor worker",
         description="The worker of one device: owns llama.cpp, its models and their KV.",
         epilog=EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "--config", metavar="FILE", help=f"configuration (TOML); default: ${ENV_CONFIG}, else none"
-    )
+    parser.add_argument("--config", metavar="FILE", help=_CONFIG_HELP)
     parser.add_argument("--device", help="id of the device to serve; default: the only one")
     parser.add_argument("--workers", metavar="ENDPOINT", help="the broker's endpoint for workers")
     for name, text in _WORKER_FLAGS.items():

@@ -6,11 +6,10 @@ import argparse
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NoReturn
 
 from vram_conductor.broker.shell.logs import LEVELS, Level, LogFormat
-from vram_conductor.protocol.config import Config, load_config, overlay
+from vram_conductor.protocol.config import Config, find_config, load_config, overlay
 from vram_conductor.protocol.errors import InvalidArgument
 
 EXIT_OK = 0
@@ -26,8 +25,6 @@ EXIT_CODES = """exit codes (sysexits.h):
   69  an address or the state folder is in use or cannot be used
   70  a bug in the broker; the log has a traceback
 """
-
-ENV_CONFIG = "VRAM_CONDUCTOR_CONFIG"
 
 _OVERRIDES = {
     "clients": "endpoint for clients: ipc:///path or tcp://127.0.0.1:PORT (0: any port)",
@@ -59,6 +56,12 @@ class Options:
     log_level: Level
 
 
+_CONFIG_HELP = (
+    "configuration (TOML); default: $VRAM_CONDUCTOR_CONFIG, else "
+    "~/.config/vram-conductor/conductor.toml if it is there"
+)
+
+
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         self.print_usage(sys.stderr)
@@ -73,9 +76,8 @@ def parse(argv: Sequence[str], env: Mapping[str, str]) -> Options:
         SystemExit: 64 for unknown flags; 0 after ``--help``.
     """
     given = _parser().parse_args(argv)
-    path = given.config or env.get(ENV_CONFIG)
     flags = {name: getattr(given, name) for name in (key.replace("-", "_") for key in _OVERRIDES)}
-    config = overlay(load_config(Path(path) if path else None), env, {"broker": flags})
+    config = overlay(load_config(find_config(given.config, env)), env, {"broker": flags})
     _check(config)
     return Options(
         config=config,
@@ -89,14 +91,12 @@ def parse(argv: Sequence[str], env: Mapping[str, str]) -> Options:
 
 def _parser() -> _Parser:
     parser = _Parser(
-        prog="python -m vram_conductor.broker",
+        prog="conductor broker",
         description="The broker: admits agents, queues jobs, streams replies. Needs no GPU.",
         epilog=EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "--config", metavar="FILE", help=f"configuration (TOML); default: ${ENV_CONFIG}, else none"
-    )
+    parser.add_argument("--config", metavar="FILE", help=_CONFIG_HELP)
     for name, text in _OVERRIDES.items():
         kind = int if name in ("metrics-port", "drain-ms") else str
         parser.add_argument(f"--{name}", type=kind, help=text)
