@@ -65,6 +65,17 @@ def test_ways_to_say_it(
     assert message.continue_ is continues
 
 
+@pytest.mark.parametrize("flags", [[], ["--raw"], ["--new"]])
+def test_nothing_to_say_is_refused_before_anybody_is_asked(
+    broker: ScriptedBroker, capsys: pytest.CaptureFixture[str], flags: list[str]
+) -> None:
+    assert run(broker, "coder", "", *flags) == 8
+    assert capsys.readouterr().err == (
+        "conductor: TEXT is empty: there is nothing to say (empty_input)\n"
+    )
+    assert not broker.of(wire.Decode)
+
+
 def test_all_flags(broker: ScriptedBroker) -> None:
     flags = [
         "--conversation",

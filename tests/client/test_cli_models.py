@@ -80,7 +80,7 @@ def test_pull(models: Path, capsys: Any) -> None:
 def test_all_names_are_checked_before_the_first_byte(models: Path, capsys: Any) -> None:
     assert cli.main(["models", "pull", "tiny", "tinny"]) == 4
     err = capsys.readouterr().err
-    assert "'tinny' is not in the catalogue; is it tiny" in err
+    assert "'tinny' is not in the catalogue; did you mean tiny?" in err
     assert not models.exists()
 
 

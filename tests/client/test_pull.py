@@ -407,7 +407,7 @@ def test_a_signal_leaves_nothing_and_what_kill_leaves_goes_with_the_next(
 def test_find_names_what_looks_like_it() -> None:
     catalogue = Catalogue(model=[entry(), entry(name="gemma3-270m", file="g.gguf")])
     assert find(catalogue, "tiny").name == "tiny"
-    with pytest.raises(NotFound, match="is it gemma3-270m") as caught:
+    with pytest.raises(NotFound, match=r"did you mean gemma3-270m\? see: ") as caught:
         find(catalogue, "gemma-3-270m")
     assert caught.value.reason == "no_such_model"
     with pytest.raises(NotFound, match="it has tiny, gemma3-270m"):

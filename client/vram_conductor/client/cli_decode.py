@@ -63,6 +63,8 @@ def _run(args: argparse.Namespace, output: Output) -> int:
     if args.raw and args.system:
         raise InvalidArgument("bad_flags", "--system needs the chat template: leave out --raw")
     text = _stdin() if args.text == "-" else args.text
+    if not text:
+        raise InvalidArgument("empty_input", "TEXT is empty: there is nothing to say")
     names = ["max_tokens", "queue_ms", "timeout_ms", "priority", "expect_version", *SAMPLING]
     options: DecodeOptions = {"conversation": args.conversation, "stop": args.stop}
     options.update(given(args, names))  # type: ignore[typeddict-item]

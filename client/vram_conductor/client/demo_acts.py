@@ -177,7 +177,8 @@ class Acts:
         self._receipts.check(
             "peak memory of the worker, from outside",
             peak < separate_bytes,
-            f"{size(peak)} above idle, against {size(separate_bytes)}",
+            f"{size(peak)} above idle, against {size(separate_bytes)}; it includes vocabularies "
+            "and libraries, which the ledger of a cpu does not count",
         )
 
     def _compare(self) -> None:

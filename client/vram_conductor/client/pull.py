@@ -63,10 +63,13 @@ def find(catalogue: Catalogue, name: str) -> CatalogueModel:
     entry = catalogue.find(name)
     if entry is None:
         near = catalogue.near(name)
-        said = f"is it {' or '.join(near)}" if near else f"it has {', '.join(catalogue.names())}"
+        if near:
+            said = f"did you mean {' or '.join(near)}?"
+        else:
+            said = f"it has {', '.join(catalogue.names())};"
         raise NotFound(
             "no_such_model",
-            f"{name!r} is not in the catalogue; {said}; see: conductor models list",
+            f"{name!r} is not in the catalogue; {said} see: conductor models list",
             model=name,
             near=near,
         )
