@@ -10,16 +10,15 @@ is as fast as the broker takes them. ``max_tokens`` of the DECODE is how many pi
 from __future__ import annotations
 
 import argparse
-import os
-import platform
 import time
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
 import zmq
+from echo_sizes import ready, sizes
 
-from vram_conductor.protocol import codec, limits, sockets
+from vram_conductor.protocol import codec, sockets
 from vram_conductor.protocol.commands import (
     Budget,
     CancelRun,
@@ -32,7 +31,6 @@ from vram_conductor.protocol.commands import (
     Load,
     Loaded,
     NoSession,
-    Ready,
     Residency,
     Run,
     RunDone,
@@ -47,12 +45,8 @@ from vram_conductor.protocol.commands import (
 from vram_conductor.protocol.errors import Code, ErrorInfo
 from vram_conductor.protocol.sockets import SendResult
 from vram_conductor.protocol.tokens import pack_tokens
-from vram_conductor.protocol.values import ConversationKey, DeviceInfo, Memory, ModelInfo, Usage
+from vram_conductor.protocol.values import ConversationKey, Memory, Usage
 
-MIB = 1 << 20
-WEIGHTS_BYTES = 100 * MIB
-CELL_BYTES = 16 * 1024
-COMPUTE_BYTES = 4 * MIB
 PIECES_PER_TURN = 16
 TOKEN = 7
 SECOND_NS = 1_000_000_000
@@ -172,52 +166,14 @@ class EchoWorker:
         self.over = True
 
     def ready(self) -> None:
-        self.say(
-            Ready(
-                v=(limits.PROTOCOL_MAJOR, limits.PROTOCOL_MINOR),
-                worker=f"echo-{self.device}",
-                worker_epoch=self.epoch,
-                pid=os.getpid(),
-                host=platform.node(),
-                version="0",
-                build="echo",
-                device=DeviceInfo(
-                    device=self.device, kind="cpu", name="echo", total_bytes=16 * 1024 * MIB
-                ),
-                memory=Memory(used_bytes=0, own_bytes=0, foreign_bytes=0),
-                host_total_bytes=16 * 1024 * MIB,
-            )
-        )
+        self.say(ready(self.device, self.epoch))
 
     def estimate(self, command: Estimate) -> None:
         if command.model.startswith("missing"):
             error = ErrorInfo(Code.NOT_FOUND, "no_such_model", f"there is no {command.model!r}")
             self.reply(command, Failed, error=error)
             return
-        fit = None
-        if command.fit_bytes is not None:
-            fit = max(0, command.fit_bytes - COMPUTE_BYTES) // CELL_BYTES // 256 * 256
-        self.reply(
-            command,
-            Estimated,
-            model=ModelInfo(
-                model=f"echo-{command.model}",
-                name=command.model,
-                path=f"/echo/{command.model}",
-                file_bytes=WEIGHTS_BYTES,
-                arch="echo",
-                n_ctx_train=1 << 20,
-                n_vocab=32_000,
-                chat_template=True,
-            ),
-            shape=command.shape,
-            weights_bytes=WEIGHTS_BYTES,
-            pool_bytes=command.shape.cells * CELL_BYTES + COMPUTE_BYTES,
-            kv_bytes=command.shape.cells * CELL_BYTES,
-            compute_bytes=COMPUTE_BYTES,
-            state_bytes=command.n_ctx * CELL_BYTES,
-            fit_cells=fit,
-        )
+        self.reply(command, Estimated, **sizes(command))
 
     # --- jobs ---------------------------------------------------------------------------------
 
