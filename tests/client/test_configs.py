@@ -10,7 +10,13 @@ import pytest
 
 from vram_conductor.client.cli_run import managed_devices
 from vram_conductor.protocol.catalogue import load_catalogue, packaged_catalogue
-from vram_conductor.protocol.config import Config, load_config, parse_bytes
+from vram_conductor.protocol.config import (
+    ENV_PREFIX,
+    BrokerConfig,
+    Config,
+    load_config,
+    parse_bytes,
+)
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 FILES = sorted(path for path in CONFIGS.glob("*.toml") if path.name != "models.toml")
@@ -42,6 +48,16 @@ def test_the_cpu_example_shows_the_defaults() -> None:
     config = load_config(CONFIGS / "cpu.toml")
     assert config.broker == Config().broker
     assert config.worker == Config().worker
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_it_names_what_a_second_instance_needs_and_the_environment(path: Path) -> None:
+    text = path.read_text()
+    for key in ("runtime_dir", "state_dir", "metrics_port"):
+        assert key in BrokerConfig.__struct_fields__
+        assert key in text
+    assert "arena_dir" in text
+    assert f"{ENV_PREFIX}<SECTION>_<KEY>" in text
 
 
 def test_the_catalogue() -> None:
