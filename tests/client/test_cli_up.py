@@ -101,6 +101,35 @@ def test_in_a_terminal(short_tmp: Path) -> None:
     assert max(map(len, terminal.text.splitlines())) <= 80
 
 
+def test_it_says_when_a_worker_is_ready(short_tmp: Path) -> None:
+    device = UNMANAGED.replace("managed = false\n", "").replace("64 MiB", "512 MiB")
+    config = str(configure(short_tmp, device=device))
+    with Terminal([*CONDUCTOR, "up", "--config", config]) as terminal:
+        terminal.expect("waiting for the worker of cpu …")
+        assert f"the broker is up, pid {terminal.process.pid}; Ctrl-C stops it" in terminal.text
+        assert "conductor is up" not in terminal.text
+        terminal.expect("next, in another terminal")
+        assert "conductor is up: the worker of cpu is ready" in terminal.text
+        terminal.press("\x03")
+        assert terminal.wait() == 0
+    assert terminal.text.endswith("\nstopped\n")
+
+
+def test_it_does_not_say_so_when_a_worker_gives_up(short_tmp: Path) -> None:
+    (short_tmp / "models.toml").write_text("[[model]]\nname = 5\n")
+    config = configure(
+        short_tmp,
+        worker=f'catalogue = "{short_tmp}/models.toml"',
+        device=UNMANAGED.replace("managed = false\n", ""),
+    )
+    with up(config) as process:
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 64
+    assert "waiting for the worker of cpu" in out
+    assert "conductor is up" not in out
+    assert "worker cpu gave up" in err
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_signals_stop_it(short_tmp: Path, number: signal.Signals) -> None:
     with up(configure(short_tmp), "--json") as process:

@@ -18,6 +18,7 @@ from vram_conductor.client.output import Output
 from vram_conductor.client.probing import INSTALL
 from vram_conductor.client.supervisor import Supervisor
 from vram_conductor.client.up_lock import UpLock
+from vram_conductor.client.up_news import UpNews
 from vram_conductor.protocol.config import Config, load_config, overlay, state_dir
 from vram_conductor.protocol.errors import FailedPrecondition, InvalidArgument
 
@@ -79,15 +80,20 @@ def _up(args: argparse.Namespace, output: Output) -> int:
         drain_s=config.broker.drain_ms / 1000,
         say=output.news,
     )
+    news: UpNews | None = None
     try:
         with _stopping(supervisor):
             if endpoints := supervisor.start():
-                _announce(output, endpoints, devices)
+                output.value({"endpoints": endpoints, "devices": devices, "pid": os.getpid()})
+                if not output.json:
+                    news = UpNews(endpoints, devices, output.text)
             code = supervisor.run()
             output.news("stopped" if code == 0 else "stopped: see above")
             return code
     finally:
         supervisor.shutdown()
+        if news is not None:
+            news.close()
         lock.release()
 
 
@@ -111,17 +117,6 @@ def _stopping(supervisor: Supervisor) -> Iterator[None]:
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
-
-
-def _announce(output: Output, endpoints: dict[str, str], devices: list[str]) -> None:
-    output.value({"endpoints": endpoints, "devices": devices, "pid": os.getpid()})
-    output.text(
-        f"conductor is up, pid {os.getpid()}; Ctrl-C stops it\n"
-        f"  clients  {endpoints['clients']}\n"
-        f"  workers  {endpoints['workers']}\n"
-        f"  devices  {', '.join(devices) or 'none here: start them with conductor worker'}\n"
-        "next, in another terminal: conductor register NAME --model MODEL"
-    )
 
 
 def managed_devices(config: Config, path: Path) -> list[str]:
