@@ -37,6 +37,9 @@ TICK_MS = 1_000
 
 _EVENTS = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
 
+WELCOME_MS = 100
+"""How long leaving waits for a session that may just be opening."""
+
 RECEIVE_MAX = 256
 """Messages read in a row before the other duties get their turn."""
 
@@ -159,6 +162,10 @@ class Link:
                 self._take_outgoing(woken=self._wake_fd in ready)
                 self._duties(time.monotonic_ns())
                 self._flush(time.monotonic_ns())
+            if not self._session.is_open:
+                # A welcome that is under way decides whether what is queued may leave.
+                self._socket.poll(WELCOME_MS)
+            self._read_socket(time.monotonic_ns())
             self._take_outgoing(woken=False)
             self._flush(time.monotonic_ns())
         except Exception:
