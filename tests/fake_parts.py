@@ -33,7 +33,8 @@ def note(event, **more):
 def count():
     try:
         with open(folder + "/events") as file:
-            return sum(json.loads(line)["name"] == name for line in file if "start" in line)
+            lines = [json.loads(line) for line in file if line.endswith("\\n")]
+        return sum((line["name"], line["event"]) == (name, "start") for line in lines)
     except FileNotFoundError:
         return 0
 
@@ -99,7 +100,9 @@ class FakeParts:
         path = self.folder / "events"
         if not path.exists():
             return []
-        found = [json.loads(line) for line in path.read_text().splitlines()]
+        # A line that is being written just now is not there yet.
+        lines = path.read_text().rpartition("\n")[0].splitlines()
+        found = [json.loads(line) for line in lines]
         return [
             item
             for item in found

@@ -179,6 +179,27 @@ def test_the_bars() -> None:
     )
 
 
+def test_what_takes_turns_is_drawn_once() -> None:
+    lines = [
+        Line("weights:a", 100 * MIB),
+        Line("weights:b", 100 * MIB),
+        Line("pool:a@f16", 200 * MIB),
+        Line("pool:b@f16", 200 * MIB),
+    ]
+
+    def marks(mode: str, promised: int) -> tuple[int, int]:
+        ledger = LedgerStatus(cap_bytes=800 * MIB, promised_bytes=promised * MIB, lines=lines)
+        one = device(mode=mode, promised=ledger, resident=[], memory=None)
+        drawn = next(x for x in render(report(devices=[one]), 80).splitlines() if "[" in x)
+        bar = drawn[drawn.index("[") + 1 : drawn.index("]")]
+        weights, pools = (round(8 * bar.count(mark) / len(bar)) for mark in "WP")
+        return weights, pools
+
+    assert marks("reserve", 400) == (2, 2)
+    assert marks("timeshare", 300) == (2, 1)
+    assert marks("reserve", 600) == (2, 4), "two pools on two promises"
+
+
 def test_the_lines() -> None:
     lines = render(report(), 100).splitlines()
     rows = {line.split()[0]: line.split()[1:] for line in lines if line.startswith("  ")}

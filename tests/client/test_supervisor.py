@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import signal
 import subprocess
@@ -256,6 +257,7 @@ def test_deaths_are_noticed_without_pidfd(
 
 
 def test_restarts_leak_no_descriptors(begin: Callable[..., Running], parts: FakeParts) -> None:
+    gc.collect()
     before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
     item = begin()
     for life in range(1, 4):
@@ -266,6 +268,16 @@ def test_restarts_leak_no_descriptors(begin: Callable[..., Running], parts: Fake
     assert len(os.listdir("/proc/self/fd")) <= before + 6  # noqa: PTH208
     item.stop()
     assert len(os.listdir("/proc/self/fd")) <= before + 2  # noqa: PTH208
+
+
+def test_a_supervisor_that_is_forgotten_has_no_descriptors(parts: FakeParts) -> None:
+    parts.write()
+    gc.collect()
+    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    for _ in range(3):
+        Supervisor(None, []).shutdown()
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) <= before  # noqa: PTH208
 
 
 @pytest.mark.parametrize("code", sorted(FINAL_EXIT_CODES))
@@ -281,6 +293,7 @@ def test_what_cannot_be_helped_stops_everything_with_its_code(
             f"if name == 'cpu':\n    {give_up.replace(chr(10), chr(10) + '    ')}\nserve()"
         )
     item = begin("cpu", "cpu:1")
+    parts.wait_for("start", "cpu")
     other = parts.wait_for("start", "cpu:1")["pid"]
     (parts.folder / "now").touch()
     assert item.join() == code
