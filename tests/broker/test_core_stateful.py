@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from scripted_worker import MIB, MS, Bench, Client, Job, ScriptedWorker, config_of
 
 from vram_conductor.broker.effects import SendClient, SendWorker
-from vram_conductor.broker.events import WorkerMessageIn
+from vram_conductor.broker.events import ClientFlow, WorkerMessageIn
 from vram_conductor.broker.journal.restored import Restored
 from vram_conductor.broker.registry import Agent
 from vram_conductor.protocol import commands as c
@@ -163,6 +163,11 @@ class Machine:
                 client.send(m.Bye())
                 self.bench.gone.add(client.peer)
         self.clients[index] = self.new_client()
+
+    def fall_behind(self, pick: Choice) -> None:
+        """A client does not read, or reads again."""
+        peer = pick.of(self.clients).peer
+        self.bench.post(ClientFlow(peer, behind=pick.of([True, False])))
 
     # --- what workers do ----------------------------------------------------------------------
 
@@ -398,6 +403,7 @@ WEIGHTS = {
     "say_ready_again": 1,
     "stale": 1,
     "leave": 1,
+    "fall_behind": 1,
     "unregister": 1,
     "reset": 1,
     "cancel_register": 1,

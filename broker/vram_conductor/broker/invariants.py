@@ -122,6 +122,8 @@ def _validate_job(state: State, job: Job) -> None:
         session = state.sessions.find(job.peer)
         assert session is not None
         assert job.job in session.jobs
+        if job.stream.sendable and not session.behind:
+            assert ("pump", None) in state.timers
     conversation = state.registry.conversation(job.key)
     if job.state == "ended":
         assert ("result", job.job) in state.timers
