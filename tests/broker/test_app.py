@@ -19,7 +19,17 @@ from broker_process import BrokerProcess, RawClient, until
 from vram_conductor.protocol.errors import Code, ErrorInfo
 from vram_conductor.protocol.ids import new_rid
 from vram_conductor.protocol.limits import PREAMBLE
-from vram_conductor.protocol.messages import Error, GoAway, Ping, Status, Tokens
+from vram_conductor.protocol.messages import (
+    Error,
+    GoAway,
+    Ok,
+    Ping,
+    Progress,
+    Register,
+    Resume,
+    Status,
+    Tokens,
+)
 from vram_conductor.protocol.values import Usage
 
 
@@ -191,6 +201,31 @@ def test_a_reader_that_never_reads_does_not_fill_the_memory(broker: BrokerProces
     assert usage.generated_tokens == 500
     until(lambda: quick.status().jobs_done == 6, "the unread replies are done, too")
     quick.ping()
+    assert broker.rss_bytes - before < 60_000_000
+
+
+def test_a_request_that_comes_before_the_worker_waits_for_it(broker: BrokerProcess) -> None:
+    early, late = broker.client(), new_rid()
+    early.send(Register(rid=late, agent="a", model="echo", n_ctx=4096))
+    assert early.expect(Progress, late).stage == "worker"
+    broker.echo()
+    assert early.expect(Ok, late).body["state"] == "ready"
+    assert early.usage(early.decode("a", pieces=3)).generated_tokens == 3
+
+
+def test_a_long_reply_is_fetched_whole_while_others_are_served(broker: BrokerProcess) -> None:
+    broker.echo()
+    slow, quick = broker.client(), broker.client()
+    slow.register("a", n_ctx=100_000)
+    rid = slow.decode("a", pieces=40_000, detach=True, window=0)
+    until(lambda: quick.status().jobs_done == 1, "the reply is complete")
+    before = broker.rss_bytes
+    slow.send(Resume(rid=rid))
+    for _ in range(20):
+        quick.ping()
+    # More than libzmq takes at once, to a client that has not read anything so far.
+    pieces, end = slow.result(rid)
+    assert (len(pieces), isinstance(end, Usage)) == (40_000, True)
     assert broker.rss_bytes - before < 60_000_000
 
 
