@@ -69,6 +69,7 @@ class Link:
         self._socket: Socket | None = None
         self._monitor: Socket | None = None
         self._full = False
+        self._broken = False
         self._warnings = 0
 
     @property
@@ -140,7 +141,7 @@ class Link:
 
     def _receive(self) -> bool:
         while self._monitor is not None and receive(self._monitor) is not None:
-            self.perform(self.core.lost(time.monotonic_ns()))
+            self._broken = True
         socket = self._socket
         for _ in range(BATCH_MESSAGES):
             # A socket that was replaced on the way has nothing to say any more.
@@ -148,6 +149,7 @@ class Link:
                 return socket is not None
             received = receive(socket)
             if received is None:
+                self._mourn()
                 return False
             now_ns = time.monotonic_ns()
             try:
@@ -158,6 +160,13 @@ class Link:
             self.perform(self.core.handle(message, now_ns))
         return True
 
+    def _mourn(self) -> None:
+        """The connection counts as lost once all that came over it was read: a broker that stops
+        says its last words and leaves."""
+        if self._broken:
+            self._broken = False
+            self.perform(self.core.lost(time.monotonic_ns()))
+
     def _deliver(self, effect: RequestEffect) -> None:
         last = isinstance(effect, Answered | Finished | Failed)
         sink = self.sinks.pop(effect.rid, None) if last else self.sinks.get(effect.rid)
@@ -166,6 +175,7 @@ class Link:
 
     def _connect(self) -> None:
         self._drop_socket(linger_ms=0)
+        self._broken = False
         self._socket = connect(self._context, self._endpoint, prepare=self._attach_monitor)
         self.generation += 1
 
