@@ -401,8 +401,16 @@ def test_a_journal_full_of_old_news_is_rewritten_while_in_use(tmp_path: Path) ->
         assert version < 200_000
     book.close()
     assert restored(tmp_path) == fold(history)
-    assert (tmp_path / JOURNAL_NAME).stat().st_size < 200_000
     assert [path.name for path in tmp_path.iterdir()] == [JOURNAL_NAME]
+    # How much comes while a rewrite is under way is the machine's pace; what counts is that the
+    # old news is gone.
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    plain, _, _ = start(whole, clock_ns=clock, rewrite_slack_bytes=1 << 40)
+    for record in history:
+        plain.append(record)
+    plain.close()
+    assert (tmp_path / JOURNAL_NAME).stat().st_size < (whole / JOURNAL_NAME).stat().st_size // 2
 
 
 def test_a_rewrite_that_finds_no_room_leaves_the_journal_as_it_is(
