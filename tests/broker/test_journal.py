@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -276,36 +277,40 @@ def test_an_unusable_folder_is_a_typed_error(tmp_path: Path) -> None:
 # --- writing under trouble --------------------------------------------------------------------
 
 
-@pytest.fixture
-def file_limit() -> Iterator[Callable[[int], None]]:
-    """Makes this process's files no longer than so many bytes: a disk that is full."""
+@contextmanager
+def files_no_longer_than(most: int) -> Iterator[None]:
+    """This process's files stay within so many bytes: a disk that is full.
+
+    A block, not a fixture: pytest's own output may be a file, and it writes between a test's end
+    and the end of its fixtures.
+    """
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    yield lambda most: resource.setrlimit(resource.RLIMIT_FSIZE, (most, before[1]))
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    signal.signal(signal.SIGXFSZ, ignored)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, ignored)
 
 
-def test_a_full_disk_degrades_and_recovers_without_loss(
-    tmp_path: Path, file_limit: Callable[[int], None]
-) -> None:
+def test_a_full_disk_degrades_and_recovers_without_loss(tmp_path: Path) -> None:
     clock = Clock()
     book, _, log = start(tmp_path, clock_ns=clock)
     book.append(agent())
     assert book.trouble == ""
-    # Room for half a record: the kernel writes a part of it, then refuses.
-    file_limit(book.size_bytes + 20)
     history: list[Record] = [agent()]
-    for version in range(1, 50):
-        history.append(commit(version, 2 * (version - 1), [version, 7]))
-        book.append(history[-1])
-    assert book.waiting == 49
-    assert log.events() == ["journal.degraded"]
-    assert restored(tmp_path) == fold(history[:1]), "the file stays readable meanwhile"
-    clock.now_ns += RETRY_NS
-    book.tick()
-    assert book.trouble != ""
-    file_limit(resource.RLIM_INFINITY)
+    # Room for half a record: the kernel writes a part of it, then refuses.
+    with files_no_longer_than(book.size_bytes + 20):
+        for version in range(1, 50):
+            history.append(commit(version, 2 * (version - 1), [version, 7]))
+            book.append(history[-1])
+        assert book.waiting == 49
+        assert log.events() == ["journal.degraded"]
+        assert restored(tmp_path) == fold(history[:1]), "the file stays readable meanwhile"
+        clock.now_ns += RETRY_NS
+        book.tick()
+        assert book.trouble != ""
     due_ns = book.next_deadline_ns()
     assert due_ns is not None
     clock.now_ns = due_ns
@@ -318,14 +323,12 @@ def test_a_full_disk_degrades_and_recovers_without_loss(
     assert restored(tmp_path) == fold(history)
 
 
-def test_closing_on_a_full_disk_says_what_is_lost(
-    tmp_path: Path, file_limit: Callable[[int], None]
-) -> None:
+def test_closing_on_a_full_disk_says_what_is_lost(tmp_path: Path) -> None:
     book, _, log = start(tmp_path)
     book.append(agent())
-    file_limit(book.size_bytes)
-    book.append(commit(1, 0, [1]))
-    book.close()
+    with files_no_longer_than(book.size_bytes):
+        book.append(commit(1, 0, [1]))
+        book.close()
     assert log.events()[-1] == "journal.lost"
     assert restored(tmp_path) == fold([agent()])
 

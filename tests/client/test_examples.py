@@ -35,9 +35,9 @@ def test_three_agents(broker: ScriptedBroker) -> None:
     out = run("three_agents.py", endpoint=broker.endpoint)
     assert out.count("one, two, three.") == 6
     assert [message.agent for message in broker.of(wire.Register)] == [
-        "coder",
-        "reviewer",
-        "writer",
+        "py-coder",
+        "py-reviewer",
+        "py-writer",
     ]
     assert len(broker.of(wire.Bye)) == 1
 
