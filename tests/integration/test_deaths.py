@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from gguf_models import Spec
@@ -196,3 +199,31 @@ def test_both_die(mortal: Scene) -> None:
     for talk in idle:
         talk.adopted()
     assert mortal.run("a", WORDS[1], conversation="seen-3", max_tokens=4).ids
+
+
+@pytest.mark.parametrize("who", ["worker", "broker"])
+def test_death_in_the_middle_of_a_registration(
+    mortal: Scene, smollm2: Path, tmp_path: Path, who: str
+) -> None:
+    path = tmp_path / "copy.gguf"
+    shutil.copy(smollm2, path)  # another file is another model: it has to be loaded
+    before = mortal.books()
+    with ThreadPoolExecutor() as pool:
+        admitted = pool.submit(mortal.conductor.register, "late", str(path), n_ctx=256)
+        until(
+            lambda: len(mortal.books().promised) > len(before.promised) or admitted.done(),
+            "its bytes are reserved",
+        )
+        if who == "worker":
+            mortal.kill_worker()
+        else:
+            mortal.kill_broker()
+        # The request is made again; the client's patience is for that.
+        assert admitted.result(WAIT_S).info is not None
+    until(lambda: mortal.agent("late").state == "ready", "it is there")
+    keys = [line.key for line in mortal.books().promised]
+    assert len(keys) == len(set(keys))
+    assert mortal.run("late", WORDS[0][:5], max_tokens=2).ids
+    mortal.conductor.unregister("late")
+    until(lambda: mortal.books().agents == before.agents, "the agents are as before")
+    until(lambda: mortal.books().promised == before.promised, "the ledger is as before")
