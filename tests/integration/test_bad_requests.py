@@ -12,7 +12,7 @@ import gguf
 import msgpack
 import pytest
 from gguf_models import Spec, make_model
-from scene import BYSTANDER, CHATTY, SMOL, Scene, model, refusal, some_tokens
+from scene import CHATTY, SMOL, Scene, model, refusal, some_tokens
 
 from vram_conductor.protocol.errors import Code, ErrorInfo
 from vram_conductor.protocol.ids import new_rid
@@ -250,7 +250,3 @@ def test_a_version_that_has_passed(scene: Scene) -> None:
         error = refusal(lambda: scene.run("version", [300], expect_version=7))
         assert (error.code, error.reason) == (Code.ABORTED, "version_mismatch")
     assert scene.run("version", [300], expect_version=1, max_tokens=1).usage.state_version == 2
-
-
-def test_the_bystander_is_admitted_all_the_time(scene: Scene) -> None:
-    assert scene.agent(BYSTANDER).state == "ready"
