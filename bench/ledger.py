@@ -96,6 +96,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=2000)
     parser.add_argument("--agents", type=int, default=10_000)
+    parser.add_argument("--json", action="store_true", help="one line")
     options = parser.parse_args()
     report: dict[str, object] = {
         "seed": SEED,
@@ -108,7 +109,7 @@ def main() -> None:
             ledger = filled(agents, models, mode, random.Random(SEED))
             name = f"{mode}, {agents} agents, {models} models"
             report[name] = measure(ledger, options.rounds)
-    print(json.dumps(report, indent=2))
+    print(json.dumps({"bench": "ledger", **report}, indent=None if options.json else 2))
 
 
 if __name__ == "__main__":

@@ -41,8 +41,9 @@ def main() -> None:
         print(f"-- {name}", flush=True)
         for row in run(name):
             rows.append(row)
-            shown = {key: value for key, value in row.items() if key not in ("bench", "message")}
-            print("   " + ", ".join(f"{key} {value}" for key, value in shown.items()), flush=True)
+            for key, value in row.items():
+                if key not in ("bench", "message"):
+                    print(f"   {key}: {value}", flush=True)
     OUT.write_text(json.dumps({"processor": processor(), "rows": rows}, indent=1) + "\n")
     print(f"written: {OUT.relative_to(HERE.parent)}")
 
