@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 # libgomp's threads wait for each other by spinning, 300,000 times by default. Where something else
 # runs on the same cores, the spinning takes the time slice from the thread that is waited for:
-# measured 0.8 instead of 33 tokens/s with two threads on two busy cores, and no loss on idle ones.
+# measured 0.8 instead of 33 tokens/s with two threads on two busy cores; sleeping early costs 3 to
+# 5 % on idle ones (docs/performance.md), so a machine that serves nothing else may set it back.
 # libgomp reads this once, when it is loaded, so it is set before any module here imports it.
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
