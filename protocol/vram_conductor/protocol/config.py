@@ -151,6 +151,13 @@ def config_home(env: Mapping[str, str]) -> Path:
     return (Path(base) if base else home / ".config") / "vram-conductor" / "conductor.toml"
 
 
+CONFIG_HELP = (
+    "configuration (TOML); default: $VRAM_CONDUCTOR_CONFIG, else "
+    "~/.config/vram-conductor/conductor.toml if it is there"
+)
+"""What ``--config`` says of :func:`find_config`."""
+
+
 def find_config(given: str | None, env: Mapping[str, str]) -> Path | None:
     """The file that was named, else ``$VRAM_CONDUCTOR_CONFIG``, else the user's own, else None."""
     if named := given or env.get("VRAM_CONDUCTOR_CONFIG"):

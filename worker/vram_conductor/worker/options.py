@@ -8,7 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
-from vram_conductor.protocol.config import Config, DeviceConfig, find_config, load_config, overlay
+from vram_conductor.protocol.config import (
+    CONFIG_HELP,
+    Config,
+    DeviceConfig,
+    find_config,
+    load_config,
+    overlay,
+)
 from vram_conductor.protocol.errors import InvalidArgument
 from vram_conductor.worker.exits import EXIT_CODES, EXIT_USAGE
 from vram_conductor.worker.logs import LEVELS, LogFormat
@@ -39,12 +46,6 @@ class Options:
     supervised_fd: int | None
     log_format: LogFormat
     log_level: str
-
-
-_CONFIG_HELP = (
-    "configuration (TOML); default: $VRAM_CONDUCTOR_CONFIG, else "
-    "~/.config/vram-conductor/conductor.toml if it is there"
-)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -119,7 +120,7 @@ def _parser() -> _Parser:
         epilog=EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--config", metavar="FILE", help=_CONFIG_HELP)
+    parser.add_argument("--config", metavar="FILE", help=CONFIG_HELP)
     parser.add_argument("--device", help="id of the device to serve; default: the only one")
     parser.add_argument("--workers", metavar="ENDPOINT", help="the broker's endpoint for workers")
     for name, text in _WORKER_FLAGS.items():

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from vram_conductor.broker.shell.logs import LEVELS, Level, LogFormat
-from vram_conductor.protocol.config import Config, find_config, load_config, overlay
+from vram_conductor.protocol.config import CONFIG_HELP, Config, find_config, load_config, overlay
 from vram_conductor.protocol.errors import InvalidArgument
 
 EXIT_OK = 0
@@ -56,12 +56,6 @@ class Options:
     log_level: Level
 
 
-_CONFIG_HELP = (
-    "configuration (TOML); default: $VRAM_CONDUCTOR_CONFIG, else "
-    "~/.config/vram-conductor/conductor.toml if it is there"
-)
-
-
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         self.print_usage(sys.stderr)
@@ -96,7 +90,7 @@ def _parser() -> _Parser:
         epilog=EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--config", metavar="FILE", help=_CONFIG_HELP)
+    parser.add_argument("--config", metavar="FILE", help=CONFIG_HELP)
     for name, text in _OVERRIDES.items():
         kind = int if name in ("metrics-port", "drain-ms") else str
         parser.add_argument(f"--{name}", type=kind, help=text)
