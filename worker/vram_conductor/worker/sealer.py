@@ -17,19 +17,30 @@ class Sealer:
 
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[Arena | threading.Event | None] = queue.SimpleQueue()
+        # What waits in the queue: a state parked again before its turn is sealed once, so that
+        # the thread is never further behind than there are arenas.
+        self._waiting: set[Arena] = set()
+        self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._loop, name="sealer", daemon=True)
         self._thread.start()
 
     def submit(self, arena: Arena) -> None:
         """Seal the arena's committed state soon. Called by the engine thread."""
-        arena.pin()
-        self._queue.put(arena)
+        with self._lock:
+            if arena in self._waiting:
+                return
+            self._waiting.add(arena)
+            arena.pin()
+            self._queue.put(arena)
 
     def _loop(self) -> None:
         while (item := self._queue.get()) is not None:
             if isinstance(item, threading.Event):
                 item.set()
                 continue
+            with self._lock:
+                # Before the state is read: one that is committed from now on is a new turn.
+                self._waiting.discard(item)
             try:
                 item.seal()
             finally:
