@@ -304,6 +304,15 @@ def test_bye_is_still_sent_when_closing(engine: Engine, brokers: Brokers) -> Non
     broker.expect(WorkerBye)
 
 
+def test_bye_is_said_though_the_welcome_is_still_under_way(
+    engine: Engine, brokers: Brokers
+) -> None:
+    broker = brokers()
+    broker.expect(Ready)
+    engine.link.send((WorkerBye(worker_epoch=7), []))
+    broker.expect(WorkerBye)
+
+
 def test_a_bad_endpoint_is_said_at_once() -> None:
     with pytest.raises(InvalidArgument):
         Link("tcp://nowhere", lambda item: None, lambda: (0, False))

@@ -14,6 +14,7 @@ from vram_conductor.protocol.commands import (
     RunDone,
     RunTokens,
     Started,
+    WorkerBye,
     WorkerPing,
     WorkerPong,
     WorkerRefused,
@@ -102,6 +103,7 @@ def test_replies_of_another_epoch_do_not_leave() -> None:
     assert not session.may_send(tokens(1, "x"))
     assert not session.may_send(WorkerPing(n=1, steps=1))
     assert session.may_send(ready())
+    assert session.may_send(WorkerBye(worker_epoch=7))
 
 
 def test_no_session_asks_for_ready_once() -> None:

@@ -332,11 +332,14 @@ def test_closed_models_and_pools_give_their_memory_back(engine: LlamaEngine) -> 
         return size
 
     size = once()
-    once()
-    before = psutil.Process().memory_info().rss
-    for _ in range(8):
+    seen = []
+    for _ in range(10):
         once()
-    assert psutil.Process().memory_info().rss < before + size // 2
+        seen.append(psutil.Process().memory_info().rss)
+    # A leak grows with every cycle; the allocator, and whatever else this process has run, may
+    # take a step once.
+    growth = [later - earlier for earlier, later in zip(seen, seen[4:], strict=False)]
+    assert min(growth) < size // 2, (size, seen)
 
 
 def test_two_loads_of_a_file_are_the_same_model(engine: LlamaEngine) -> None:

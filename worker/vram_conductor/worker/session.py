@@ -24,6 +24,7 @@ from vram_conductor.protocol.commands import (
     Reply,
     Residency,
     ToWorker,
+    WorkerBye,
     WorkerPong,
     WorkerRefused,
     WorkerWelcome,
@@ -102,7 +103,9 @@ class Session:
 
     def may_send(self, message: msgspec.Struct) -> bool:
         """Whether a message belongs to this session."""
-        if isinstance(message, Ready):
+        # A broker that has READY counts on the worker before its welcome is read here; one that
+        # has not takes no notice of a W_BYE.
+        if isinstance(message, Ready | WorkerBye):
             return True
         if isinstance(message, Reply | Residency):
             return self.is_open and message.broker_epoch == self.broker_epoch
