@@ -203,6 +203,16 @@ class Scene:
     # --- others -------------------------------------------------------------------------------
 
     @contextmanager
+    def tidied(self) -> Iterator[Scene]:
+        """What is registered inside is unregistered at the end, and the books are as before."""
+        before = self.calm_books()
+        yield self
+        for agent in self.conductor.list():
+            if (agent.agent, agent.state) not in before.agents:
+                self.conductor.unregister(agent.agent)
+        self.settled(before)
+
+    @contextmanager
     def undisturbed(self) -> Iterator[None]:
         """Around bad input: another agent's conversation, in the middle of an answer, goes on
         with the very tokens that it would have had, and the books are as before."""

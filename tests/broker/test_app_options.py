@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from config_search import check_search
 
 from vram_conductor.broker.shell.options import parse
 from vram_conductor.protocol.config import BrokerConfig, Config, DeviceConfig, WorkerConfig, overlay
@@ -99,18 +100,8 @@ def test_a_port_beyond_the_last_one_is_refused() -> None:
 def test_without_a_flag_the_configuration_is_looked_for_where_all_commands_look(
     tmp_path: Path,
 ) -> None:
-    env = {"HOME": str(tmp_path)}
-    assert parse([], env).config == Config()
-    for number, folder in enumerate((".config", "xdg"), 1):
-        path = tmp_path / folder / "vram-conductor/conductor.toml"
-        path.parent.mkdir(parents=True)
-        path.write_text(f'[broker]\ndrain_ms = {number}\n[[device]]\nid = "cpu"\nkind = "cpu"\n')
-    assert parse([], env).config.broker.drain_ms == 1
-    env["XDG_CONFIG_HOME"] = str(tmp_path / "xdg")
-    assert parse([], env).config.broker.drain_ms == 2
-    (tmp_path / "c.toml").write_text('[broker]\ndrain_ms = 3\n[[device]]\nid = "x"\nkind = "cpu"\n')
-    env["VRAM_CONDUCTOR_CONFIG"] = str(tmp_path / "c.toml")
-    assert parse([], env).config.broker.drain_ms == 3
+    assert parse([], {"HOME": str(tmp_path)}).config == Config()
+    check_search(lambda env: parse([], env).config, tmp_path)
 
 
 def test_the_help_names_the_command(capsys: pytest.CaptureFixture[str]) -> None:

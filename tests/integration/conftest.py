@@ -20,9 +20,5 @@ def shared_scene() -> Iterator[Scene]:
 @pytest.fixture
 def scene(shared_scene: Scene) -> Iterator[Scene]:
     """The shared system; what a test registered is gone after it, and the books are as before."""
-    before = shared_scene.calm_books()
-    yield shared_scene
-    for agent in shared_scene.conductor.list():
-        if (agent.agent, agent.state) not in before.agents:
-            shared_scene.conductor.unregister(agent.agent)
-    shared_scene.settled(before)
+    with shared_scene.tidied():
+        yield shared_scene

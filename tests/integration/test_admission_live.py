@@ -37,12 +37,8 @@ def box() -> Iterator[Scene]:
 @pytest.fixture
 def clean(box: Scene) -> Iterator[Scene]:
     """The box with nobody but the bystander, before and after."""
-    before = box.calm_books()
-    yield box
-    for agent in box.conductor.list():
-        if (agent.agent, agent.state) not in before.agents:
-            box.conductor.unregister(agent.agent)
-    box.settled(before)
+    with box.tidied():
+        yield box
 
 
 def lines(lines: list[Line], key: str) -> dict[str, int]:

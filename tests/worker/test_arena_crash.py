@@ -123,9 +123,8 @@ def test_a_killed_writer_leaves_whole_states(tmp_path: Path) -> None:
         writer.stdin.close()
         writer.wait(10)
         writer.stdout.close()
-    # How many there are depends on the machine's speed: enough, or the kills proved nothing.
-    assert whole > KILLS, (SEED, whole, adopted)
-    assert adopted > KILLS // 2, (SEED, whole, adopted)
+    assert whole > KILLS, "the kills came too early to prove anything"
+    assert adopted > whole // 2, (SEED, whole, adopted)
 
 
 if __name__ == "__main__":

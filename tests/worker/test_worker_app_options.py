@@ -8,6 +8,7 @@ import logging
 from pathlib import Path
 
 import pytest
+from config_search import check_search
 
 from vram_conductor.protocol.config import Config
 from vram_conductor.protocol.errors import FailedPrecondition, InvalidArgument, PermissionDenied
@@ -119,18 +120,8 @@ def test_log_line_fields(project_logger: logging.Logger) -> None:
 def test_without_a_flag_the_configuration_is_looked_for_where_all_commands_look(
     tmp_path: Path,
 ) -> None:
-    env = {"HOME": str(tmp_path)}
-    assert parse(["--device", "cpu"], env).config == Config()
-    for number, folder in enumerate((".config", "xdg"), 1):
-        path = tmp_path / folder / "vram-conductor/conductor.toml"
-        path.parent.mkdir(parents=True)
-        path.write_text(f'[broker]\ndrain_ms = {number}\n[[device]]\nid = "cpu"\nkind = "cpu"\n')
-    assert parse([], env).config.broker.drain_ms == 1
-    env["XDG_CONFIG_HOME"] = str(tmp_path / "xdg")
-    assert parse([], env).config.broker.drain_ms == 2
-    (tmp_path / "c.toml").write_text('[broker]\ndrain_ms = 3\n[[device]]\nid = "x"\nkind = "cpu"\n')
-    env["VRAM_CONDUCTOR_CONFIG"] = str(tmp_path / "c.toml")
-    assert parse([], env).config.broker.drain_ms == 3
+    assert parse(["--device", "cpu"], {"HOME": str(tmp_path)}).config == Config()
+    check_search(lambda env: parse([], env).config, tmp_path)
 
 
 def test_the_help_names_the_command(capsys: pytest.CaptureFixture[str]) -> None:
