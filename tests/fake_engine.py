@@ -45,11 +45,18 @@ class FakeDevice:
 
     Attributes:
         limit_bytes: more must never be allocated.
-        violations: what was allocated beyond it.
+        capacity_bytes: more cannot be; ``foreign_bytes`` of it are taken by others.
+        peak_bytes: the most that was ever allocated.
+        pinned_bytes: host memory that backups take.
+        violations: what was allocated beyond the limit.
     """
 
     limit_bytes: int = 1 << 60
+    capacity_bytes: int = 1 << 60
+    foreign_bytes: int = 0
     allocated_bytes: int = 0
+    peak_bytes: int = 0
+    pinned_bytes: int = 0
     violations: list[str] = field(default_factory=list)
     now_ns: int = 0
 
@@ -61,13 +68,27 @@ class FakeDevice:
 
     def allocate(self, size_bytes: int, what: str) -> None:
         self.allocated_bytes += size_bytes
+        self.peak_bytes = max(self.peak_bytes, self.allocated_bytes)
         if self.allocated_bytes > self.limit_bytes:
             self.violations.append(f"{what}: {self.allocated_bytes} > {self.limit_bytes}")
+
+    def check_free(
+        self, size_bytes: int, error: Callable[..., ConductorError], reason: str
+    ) -> None:
+        """Raises ``error`` where the device has not so much left."""
+        free = self.capacity_bytes - self.foreign_bytes - self.allocated_bytes
+        if size_bytes > free:
+            raise error(reason, f"{size_bytes} > {free}", retryable=True, need_bytes=size_bytes)
+
+    def release(self, size_bytes: int) -> None:
+        assert self.allocated_bytes >= size_bytes
+        self.allocated_bytes -= size_bytes
 
 
 @dataclass
 class ModelSpec:
-    """A fake GGUF. ``surprise_bytes``: allocated beyond the estimate, per pool."""
+    """A fake GGUF. ``surprise_bytes``: allocated beyond the estimate, per pool; ``scratch_bytes``:
+    taken by the first computation of a model, and kept as long as a pool of it is open."""
 
     model: str
     weights_bytes: int = 100
@@ -75,6 +96,7 @@ class ModelSpec:
     template: bool = True
     joins: bool = True
     surprise_bytes: int = 0
+    scratch_bytes: int = 0
 
     @property
     def path(self) -> str:
@@ -185,6 +207,10 @@ class Faults:
     sample: Callable[[int], None] = lambda slot: None
     get: Callable[[], None] = lambda: None
     set: Callable[[], None] = lambda: None
+    back_up: Callable[[], None] = lambda: None
+    sleep: Callable[[], None] = lambda: None
+    wake: Callable[[], None] = lambda: None
+    warm_up: Callable[[], None] = lambda: None
 
 
 class FakePool:
@@ -195,12 +221,49 @@ class FakePool:
         self.measured_bytes = model.spec.pool_bytes(shape) + model.spec.surprise_bytes
         self.caches = [Cache(model.spec.rollback) for _ in range(shape.slots)]
         self.logits: dict[int, int] = {}
-        self.open = True
-        self.engine.device.allocate(self.measured_bytes, f"pool of {model.spec.model}")
-        self.engine.device.spend(20)
+        self.open, self.asleep = True, False
+        self.sleepable = self.engine.sleepable
+        device = self.engine.device
+        device.check_free(self.measured_bytes, ResourceExhausted, "pool_failed")
+        device.allocate(self.measured_bytes, f"pool of {model.spec.model}")
+        device.spend(20)
+
+    def warm_up(self) -> None:
+        assert self.computes
+        assert not any(cache.count for cache in self.caches)
+        self.engine.faults.warm_up()
+        self.engine.device.spend(5)
+        self.model.take_scratch()
+
+    def sleep(self) -> None:
+        assert self.open
+        assert self.sleepable
+        assert not self.asleep
+        self.engine.faults.sleep()
+        self.asleep = True
+        self.logits = {}
+        for cache in self.caches:
+            cache.cut(0)
+        self.engine.device.release(self.measured_bytes)
+        self.engine.device.spend(0.5)
+
+    def wake(self) -> None:
+        assert self.open
+        assert self.asleep
+        self.engine.faults.wake()
+        device = self.engine.device
+        device.check_free(self.measured_bytes, ResourceExhausted, "wake_failed")
+        device.allocate(self.measured_bytes, f"wake of a pool of {self.model.spec.model}")
+        device.spend(1)
+        self.asleep = False
+
+    @property
+    def computes(self) -> bool:
+        return self.open and not self.asleep and self.model.loaded and not self.model.asleep
 
     def decode(self, batch: Sequence[tuple[int, Tokens, int, bool]]) -> None:
-        assert self.open
+        assert self.computes
+        self.model.take_scratch()
         total = sum(len(ids) for _, ids, _, _ in batch)
         assert 0 < total <= self.engine.batch_tokens
         assert sum(want for *_, want in batch) <= self.shape.slots
@@ -229,7 +292,7 @@ class FakePool:
                 self.logits[slot] = cache.digest()
 
     def sample(self, slot: int, sampler: Sampler) -> int:
-        assert self.open
+        assert self.computes
         assert isinstance(sampler, FakeSampler)
         self.engine.faults.sample(slot)
         return sampler.choose(self.logits.pop(slot))
@@ -242,6 +305,7 @@ class FakePool:
 
     def truncate(self, slot: int, keep: int) -> bool:
         assert self.open
+        assert not self.asleep or keep == 0
         return self.caches[slot].cut(keep)
 
     def state_bytes(self, slot: int) -> int:
@@ -250,6 +314,7 @@ class FakePool:
 
     def get_state(self, slot: int, into: memoryview) -> int:
         assert self.open
+        assert not self.asleep
         self.engine.faults.get()
         blob = self.caches[slot].blob()
         into[: len(blob)] = blob
@@ -258,6 +323,7 @@ class FakePool:
 
     def set_state(self, slot: int, blob: memoryview) -> None:
         assert self.open
+        assert not self.asleep
         cache = self.caches[slot]
         cache.cut(0)
         # Garbage first: whoever does not empty the slot after a failure will see it.
@@ -269,7 +335,9 @@ class FakePool:
     def close(self) -> None:
         assert self.open
         self.open = False
-        self.engine.device.allocated_bytes -= self.measured_bytes
+        if not self.asleep:
+            self.engine.device.release(self.measured_bytes)
+        self.model.give_scratch()
 
 
 class FakeModel:
@@ -278,10 +346,55 @@ class FakeModel:
         self.measured_bytes = spec.weights_bytes
         self.bos = BOS
         self.pools: list[FakePool] = []
-        self.loaded = True
+        self.loaded, self.asleep, self.scratch = True, False, False
+        self.sleepable, self.backup_bytes = engine.sleepable, 0
         self.info = model_info(spec, name)
+        engine.device.check_free(self.measured_bytes, Internal, "load_failed")
         engine.device.allocate(self.measured_bytes, f"weights of {spec.model}")
         engine.device.spend(100)
+
+    def take_scratch(self) -> None:
+        if self.spec.scratch_bytes and not self.scratch:
+            self.scratch = True
+            self.engine.device.allocate(self.spec.scratch_bytes, f"scratch of {self.spec.model}")
+
+    def give_scratch(self) -> None:
+        if self.scratch and not any(pool.open for pool in self.pools):
+            self.scratch = False
+            self.engine.device.release(self.spec.scratch_bytes)
+
+    def back_up(self) -> None:
+        assert self.loaded
+        assert self.sleepable
+        assert not self.asleep
+        if not self.backup_bytes:
+            self.engine.faults.back_up()
+            self.backup_bytes = self.measured_bytes
+            self.engine.device.pinned_bytes += self.backup_bytes
+            self.engine.device.spend(50)
+
+    def drop_backup(self) -> None:
+        assert not self.asleep
+        self.engine.device.pinned_bytes -= self.backup_bytes
+        self.backup_bytes = 0
+
+    def sleep(self) -> None:
+        assert self.loaded
+        assert not self.asleep
+        assert self.backup_bytes
+        self.engine.faults.sleep()
+        self.asleep = True
+        self.engine.device.release(self.measured_bytes)
+        self.engine.device.spend(0.5)
+
+    def wake(self) -> None:
+        assert self.asleep
+        self.engine.faults.wake()
+        device = self.engine.device
+        device.check_free(self.measured_bytes, ResourceExhausted, "wake_failed")
+        device.allocate(self.measured_bytes, f"wake of {self.spec.model}")
+        device.spend(10)
+        self.asleep = False
 
     def open_pool(self, shape: PoolShape) -> FakePool:
         assert self.loaded
@@ -351,11 +464,15 @@ class FakeModel:
         assert self.loaded
         assert not any(pool.open for pool in self.pools)
         self.loaded = False
-        self.engine.device.allocated_bytes -= self.measured_bytes
+        if not self.asleep:
+            self.engine.device.release(self.measured_bytes)
+        self.engine.device.pinned_bytes -= self.backup_bytes
+        self.backup_bytes = 0
 
 
 class FakeEngine:
-    """See the module. ``loads`` and ``decoded_tokens`` count work."""
+    """See the module. ``loads`` and ``decoded_tokens`` count work. ``sleepable``: models and pools
+    are; ``Faults`` refuse backups and wakes, as ``FakeDevice.foreign_bytes`` does."""
 
     device_kind: Literal["cuda", "cpu"] = "cpu"
     build = "fake-1"
@@ -366,7 +483,13 @@ class FakeEngine:
         specs: Sequence[ModelSpec],
         device: FakeDevice | None = None,
         batch_tokens: int = 16,
+        *,
+        sleepable: bool = False,
     ) -> None:
+        self.sleepable = sleepable
+        self.mechanism: Literal["vmm-sleep", "state-swap"]
+        self.mechanism = "vmm-sleep" if sleepable else "state-swap"
+        self.mechanism_note = "so the test wants it"
         self.device = device or FakeDevice()
         self.specs = {spec.path: spec for spec in specs}
         self.batch_tokens = batch_tokens
@@ -378,6 +501,11 @@ class FakeEngine:
         self.faults.load(path)
         self.loads.append(path)
         return FakeModel(self, self.specs[path], name)
+
+    def used_bytes(self) -> int | None:
+        if self.device_kind == "cpu":
+            return None
+        return self.device.allocated_bytes + self.device.foreign_bytes
 
 
 def model_info(spec: ModelSpec, name: str = "fake") -> ModelInfo:

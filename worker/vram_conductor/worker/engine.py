@@ -1,8 +1,8 @@
 """What the worker's core asks of an inference library: the Engine protocol.
 
-``llama.py`` is the only real implementation; tests of the core use a fake one. Everything here
-runs on the one engine thread of the worker, except where a docstring says otherwise. Sizes are
-ints in bytes, token ids int32 arrays, times are measured by the caller.
+``llama/`` is the only real implementation; tests of the core use a fake one. One thread at a time
+uses a pool, and one at a time loads, opens, sleeps and wakes, except where a docstring says
+otherwise. Sizes are ints in bytes, token ids int32 arrays, times are measured by the caller.
 """
 
 from __future__ import annotations
@@ -64,6 +64,8 @@ class Pool(Protocol):
     shape: PoolShape
     measured_bytes: int
     """Size of the buffers that were really allocated."""
+    sleepable: bool
+    """Whether :meth:`sleep` can give the buffers' memory back. Never changes."""
 
     def decode(self, batch: Sequence[tuple[int, Tokens, int, bool]]) -> None:
         """Compute one batch. Each entry: (slot, ids, first position, want logits of the last).
@@ -105,7 +107,29 @@ class Pool(Protocol):
         ``pos_max`` with what the state should hold.
         """
 
-    def close(self) -> None: ...
+    def warm_up(self) -> None:
+        """Compute one full micro-batch and one more token in the empty pool, then clear it: what
+        a live context takes beyond its buffers is taken then.
+
+        Raises ConductorError ``decode_failed``; the pool must be closed then.
+        """
+
+    def sleep(self) -> None:
+        """Give the buffers' memory back; addresses and the context stay. What the slots hold is
+        lost: they are empty from now on. Only a ``sleepable`` pool, and one that is awake.
+
+        Until :meth:`wake` only ``pos_min``, ``pos_max``, ``state_bytes``, ``truncate(slot, 0)``
+        and :meth:`close` may be called. Raises ConductorError ``sleep_failed``.
+        """
+
+    def wake(self) -> None:
+        """Take the memory again; every slot is empty, and cleared with its contents.
+
+        Raises ConductorError ``wake_failed``: others have taken the memory; it still sleeps.
+        """
+
+    def close(self) -> None:
+        """Free the context, awake or asleep. Idempotent."""
 
 
 class Model(Protocol):
@@ -115,6 +139,10 @@ class Model(Protocol):
     measured_bytes: int
     bos: int
     """Begin-of-sequence id that a fresh prompt starts with, or -1."""
+    sleepable: bool
+    """Whether the weights can sleep, once they are backed up. Never changes."""
+    backup_bytes: int
+    """Pinned host memory that the backup takes; 0: there is none."""
 
     def open_pool(self, shape: PoolShape) -> Pool:
         """Create a context. Raises ConductorError ``pool_failed``; nothing stays allocated."""
@@ -149,8 +177,31 @@ class Model(Protocol):
     def sampler(self, sampling: Sampling, bias: Sequence[tuple[int, float]], seed: int) -> Sampler:
         """Build a sampler chain. Raises InvalidArgument with the parameter's name."""
 
+    def back_up(self) -> None:
+        """Copy the weights to pinned host memory, once: they never change. Only while awake.
+
+        Raises ConductorError ``backup_failed``; there is none then, and the weights are as before.
+        """
+
+    def drop_backup(self) -> None:
+        """Give the pinned memory back. Only while awake. Idempotent."""
+
+    def sleep(self) -> None:
+        """Give the device's memory back; the backup keeps the contents, addresses stay. Pools stay
+        open; their states can still be read, but nothing computes until :meth:`wake`.
+
+        Raises ConductorError ``sleep_failed``.
+        """
+
+    def wake(self) -> None:
+        """Take the memory again and copy the weights back. May run on another thread than what
+        happens to the model's pools meanwhile, as long as these do not compute.
+
+        Raises ConductorError ``wake_failed``: others have taken the memory; it still sleeps.
+        """
+
     def close(self) -> None:
-        """Free the weights. Every pool must be closed before."""
+        """Free the weights and their backup, awake or asleep. Every pool must be closed before."""
 
 
 class Engine(Protocol):
@@ -159,6 +210,10 @@ class Engine(Protocol):
     device_kind: Literal["cuda", "cpu"]
     build: str
     """Library build; part of the identity of a parked state."""
+    mechanism: Literal["vmm-sleep", "state-swap"]
+    """How memory is given back: by sleeping, or only by closing pools and unloading weights."""
+    mechanism_note: str
+    """Why it is this one, in a sentence for people."""
 
     @property
     def estimator(self) -> Estimator: ...
@@ -166,3 +221,6 @@ class Engine(Protocol):
     def load(self, path: str, name: str) -> Model:
         """Load weights. Raises a ConductorError, and nothing stays allocated: ``load_failed``,
         ``no_such_model``, ``bad_model``, ``unsupported_model``."""
+
+    def used_bytes(self) -> int | None:
+        """What the device says is in use now, by everybody; None where nobody can tell (cpu)."""

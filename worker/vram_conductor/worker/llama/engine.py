@@ -19,6 +19,8 @@ class LlamaEngine:
         self.options = options
         self.device_kind: Literal["cuda", "cpu"] = options.device_kind
         self.build: str = library().build
+        self.mechanism: Literal["vmm-sleep", "state-swap"] = "state-swap"
+        self.mechanism_note = "the device is not a GPU"
         self.estimator = LlamaEstimator(options)
         self.estimator.start()
         self._facts: dict[str, Facts] = {}
@@ -26,6 +28,10 @@ class LlamaEngine:
     def load(self, path: str, name: str) -> LlamaModel:
         """Load weights."""
         return LlamaModel(path, name, self.options, self._facts)
+
+    def used_bytes(self) -> int | None:
+        """See ``engine.Engine``."""
+        return None
 
     def close(self) -> None:
         """End the estimator's child process; models and pools are closed by their owner."""

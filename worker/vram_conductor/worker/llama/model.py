@@ -27,6 +27,7 @@ class LlamaModel:
         self, path: str, name: str, options: EngineOptions, facts: dict[str, Facts] | None = None
     ) -> None:
         """``facts``: what is known of vocabularies, shared between loads."""
+        self.sleepable, self.backup_bytes = False, 0
         stat = stat_model(path)
         self._options = options
         self._model, capture = load_model(path, options, dry=False)
@@ -102,6 +103,21 @@ class LlamaModel:
         """Build a sampler chain. Any thread."""
         context = self.info.n_ctx_train or (1 << 16)
         return LlamaSampler(self.info.n_vocab, context, sampling, bias, seed)
+
+    def back_up(self) -> None:
+        """See ``engine.Model``."""
+        raise NotImplementedError
+
+    def drop_backup(self) -> None:
+        """See ``engine.Model``."""
+
+    def sleep(self) -> None:
+        """See ``engine.Model``."""
+        raise NotImplementedError
+
+    def wake(self) -> None:
+        """See ``engine.Model``."""
+        raise NotImplementedError
 
     def close(self) -> None:
         """Free the weights. Idempotent."""

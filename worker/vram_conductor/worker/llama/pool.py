@@ -41,6 +41,7 @@ class LlamaPool:
         self, model: Any, info: ModelInfo, options: EngineOptions, shape: PoolShape
     ) -> None:
         self.shape = shape
+        self.sleepable = False
         self._rollback = info.rollback
         self._n_vocab = info.n_vocab
         self._n_swa = int(ll.llama_model_n_swa(model))
@@ -227,6 +228,17 @@ class LlamaPool:
         self._empty(slot)
         why = capture.problem() or f"{read} of {body.nbytes} bytes were taken"
         raise _state_failed(slot, blob.nbytes, why)
+
+    def warm_up(self) -> None:
+        """See ``engine.Pool``."""
+
+    def sleep(self) -> None:
+        """See ``engine.Pool``."""
+        raise NotImplementedError
+
+    def wake(self) -> None:
+        """See ``engine.Pool``."""
+        raise NotImplementedError
 
     def close(self) -> None:
         """Free the context. Idempotent."""
