@@ -156,6 +156,7 @@ def _device(state: State, device: Device, principal: str | None) -> DeviceStatus
         worker=_worker(state, link) if link else None,
         absent_ms=0 if link else (state.now_ns - device.absent_ns) // MS,
         swaps=report.swaps if report else 0,
+        rates=report.rates if report else {},
     )
 
 

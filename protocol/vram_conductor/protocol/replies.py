@@ -18,6 +18,7 @@ from vram_conductor.protocol.values import (
     Line,
     Memory,
     ModelInfo,
+    MoveRate,
     PoolShape,
     Usage,
 )
@@ -156,7 +157,8 @@ class Residency(Base, frozen=True, kw_only=True, tag="RESIDENCY"):
     """What is really on the device; sent when it changes and on a timer.
 
     ``lines`` hold the same keys as the ledger (``base``, ``weights:…``, ``pool:…``,
-    ``scratch:…``); ``host_lines`` the arenas (``parked:<conversation>``).
+    ``scratch:…``); ``host_lines`` the arenas (``parked:<conversation>``). ``rates``: what moves
+    of each kind took, see ``status.DeviceStatus``.
     """
 
     broker_epoch: int
@@ -167,6 +169,7 @@ class Residency(Base, frozen=True, kw_only=True, tag="RESIDENCY"):
     host_lines: list[Line] = []
     places: list[Place] = []
     swaps: int = 0
+    rates: dict[str, MoveRate] = {}
 
 
 class WorkerPing(Base, frozen=True, kw_only=True, tag="W_PING"):

@@ -11,7 +11,14 @@ from typing import Literal
 import msgspec
 
 from vram_conductor.protocol.errors import ErrorInfo
-from vram_conductor.protocol.values import DeviceKind, KVType, LedgerMode, Line, Memory
+from vram_conductor.protocol.values import (
+    DeviceKind,
+    KVType,
+    LedgerMode,
+    Line,
+    Memory,
+    MoveRate,
+)
 
 AgentState = Literal["loading", "ready", "waiting", "suspended"]
 """``loading``: LOAD is on its way. ``waiting``: its device has no worker right now.
@@ -71,6 +78,8 @@ class DeviceStatus(StatusStruct, frozen=True, kw_only=True):
         budget_bytes: what the worker may use: cap - foreign.
         worker: None while the device has none; then ``absent_ms`` says for how long.
         swaps: how often a conversation's KV was moved, since the worker's start.
+        rates: what moves took, by kind: ``wake_weights``, ``sleep_weights``, ``wake_pool``,
+            ``sleep_pool``, ``back_up``, ``load``, ``open_pool``, ``state_out``, ``state_in``.
     """
 
     device: str
@@ -89,6 +98,7 @@ class DeviceStatus(StatusStruct, frozen=True, kw_only=True):
     worker: WorkerStatus | None = None
     absent_ms: int = 0
     swaps: int = 0
+    rates: dict[str, MoveRate] = {}
 
 
 class ConversationStatus(StatusStruct, frozen=True, kw_only=True):

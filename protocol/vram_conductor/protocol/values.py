@@ -206,6 +206,22 @@ class Swap(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     ms: float = 0.0
 
 
+class MoveRate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How fast one kind of move is, since the worker's start.
+
+    Attributes:
+        count: how many moves there were.
+        bytes, ms: their sums; two readings tell the rate of what was moved between them.
+        last_bytes, last_ms: of the last one.
+    """
+
+    count: int = 0
+    bytes: int = 0
+    ms: float = 0.0
+    last_bytes: int = 0
+    last_ms: float = 0.0
+
+
 class Usage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The receipt of one job, carried by DONE.
 

@@ -266,6 +266,7 @@ class EngineLoop:
             host_lines=[*report.host_lines, *([spare] if spare.bytes else [])],
             places=report.places,
             swaps=report.swaps,
+            rates=report.rates,
         )
 
     def ready(self) -> Ready:

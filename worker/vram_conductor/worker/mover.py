@@ -128,6 +128,7 @@ class Mover:
         pool.slots = [Slot(index) for index in range(pool.want.slots)]
         promised, pool.open_bytes = pool.want_bytes, pool.handle.measured_bytes
         pool.want_bytes, pool.measured = pool.open_bytes, True
+        self._residency.rates.note("open_pool", pool.open_bytes, pool.open_ms)
         pool.used_ns = self._clock()
         self._residency.revision += 1
         try:
@@ -163,6 +164,7 @@ class Mover:
         weights.load_ms = (self._clock() - begin) / 1e6
         promised, weights.bytes = weights.bytes, weights.handle.measured_bytes
         weights.measured = True
+        self._residency.rates.note("load", weights.bytes, weights.load_ms)
         weights.used_ns = self._clock()
         self._residency.revision += 1
         try:

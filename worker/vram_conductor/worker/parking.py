@@ -7,6 +7,7 @@ kept, and the job computes its prompt again from the transcript.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from vram_conductor.protocol.errors import ConductorError, Internal
@@ -42,7 +43,15 @@ class Reuse:
 class Parking:
     """Moves states. ``build`` and ``params`` are part of their identity."""
 
-    def __init__(self, residency: Residency, store: Store, build: str, params: str) -> None:
+    def __init__(
+        self,
+        residency: Residency,
+        store: Store,
+        build: str,
+        params: str,
+        clock: Callable[[], int],
+    ) -> None:
+        self._clock = clock
         self._residency = residency
         self._store = store
         self._build = build
@@ -85,10 +94,12 @@ class Parking:
         agent = self._residency.agents.get(key.agent_key)
         largest = max(need, agent.state_bytes if agent else 0)
         view = self._writer(conversation, need, largest)
+        begin = self._clock()
         try:
             written = handle.get_state(slot.index, view)
         finally:
             view.release()
+        self._residency.rates.note("state_out", written, (self._clock() - begin) / 1e6)
         ids = slot.tape.ids()
         self._store.commit(self._meta(conversation, pool, ids, written))
         conversation.parked_ids = ids
@@ -189,10 +200,13 @@ class Parking:
             if found is None:
                 return Reuse(reason="state_missing")
             meta, view = found
+            begin = self._clock()
             try:
                 pool.handle.set_state(slot.index, view)
             finally:
                 view.release()
+            took_ms = (self._clock() - begin) / 1e6
+            self._residency.rates.note("state_in", meta.payload_bytes, took_ms)
             last = pool.handle.pos_max(slot.index)
             if last != meta.n_tokens - 1:
                 raise Internal(

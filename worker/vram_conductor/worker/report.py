@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from vram_conductor.protocol.commands import Parked, Place
-from vram_conductor.protocol.values import Line
+from vram_conductor.protocol.values import Line, MoveRate
 from vram_conductor.worker.residency import Conversation, Residency
 from vram_conductor.worker.store import Store
 
@@ -27,6 +27,8 @@ class Report:
     places: list[Place]
     swaps: int
     own_bytes: int
+    rates: dict[str, MoveRate] = field(compare=False)
+    """History, not a place: two reports of the same picture are equal."""
 
 
 def report(
@@ -47,7 +49,14 @@ def report(
     shown = _recent(residency)
     places = [_place(conversation, store, where(conversation)) for conversation in shown]
     host_lines = _host_lines(places, store)
-    return Report(lines, host_lines, places, swaps, residency.resident_bytes())
+    return Report(
+        lines,
+        host_lines,
+        places,
+        swaps,
+        residency.resident_bytes(),
+        residency.rates.report(),
+    )
 
 
 def _recent(residency: Residency) -> list[Conversation]:

@@ -19,6 +19,7 @@ from vram_conductor.protocol.values import (
     Memory,
     Message,
     ModelInfo,
+    MoveRate,
     PoolShape,
 )
 from vram_conductor.protocol.vectors.client_cases import ALL_SAMPLING, USAGE, VERSION
@@ -279,6 +280,7 @@ def _reports() -> Cases:
                 host_lines=[Line("parked:local/coder/main", 16_000_000)],
                 places=[place],
                 swaps=12,
+                rates={"state_in": MoveRate(count=2, bytes=64, ms=1.5, last_bytes=32, last_ms=0.5)},
             ),
             [],
         ),
