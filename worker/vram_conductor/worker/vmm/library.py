@@ -1,0 +1,253 @@
+"""The preloaded library, as the engine sees it: tagged device memory that can sleep.
+
+Inside :meth:`Vmm.region` every ``cudaMalloc`` of the calling thread belongs to the region's tag.
+A tag sleeps and wakes as a whole: asleep, its addresses stay reserved and its physical memory is
+the device's again; awake, it is where it was, and llama.cpp never notices.
+
+Thread rules: every method may be called from any thread; each releases the interpreter lock.
+Calls for one tag wait for each other, calls for different tags run at once. A region belongs to
+the thread that entered it. Whoever puts a tag to sleep has seen to it that no kernel and no copy
+uses it any more (``llama_synchronize`` of every context that does); that is not waited for here,
+because it would wait for everybody else's work, too.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from vram_conductor.protocol.errors import (
+    ConductorError,
+    FailedPrecondition,
+    Internal,
+    ResourceExhausted,
+)
+
+ABI = 1
+"""Of ``vmm.c``; another one is refused."""
+
+# The codes of vmm.c; _BACKUP is added by vmm_sleep to what the backup before it failed with.
+_NO_MEMORY, _LOST, _BACKUP = 1, 3, 16
+_TEXT_BYTES = 256
+_tags = itertools.count(1)
+
+
+@dataclass(frozen=True)
+class TagStat:
+    """What a tag holds now.
+
+    Attributes:
+        bytes: address space, rounded up to the driver's granularity: what it takes when awake.
+        mapped_bytes: of these, backed by device memory now: all awake, 0 asleep.
+        backup_bytes: pinned host memory.
+        allocations: number of ``cudaMalloc`` that were not freed yet.
+        wake_map_ns: the last wake: creating and mapping memory, in nanoseconds.
+        wake_copy_ns: the last wake: from then on until the contents were back.
+    """
+
+    bytes: int
+    mapped_bytes: int
+    backup_bytes: int
+    allocations: int
+    wake_map_ns: int = 0
+    wake_copy_ns: int = 0
+
+
+class _Stat(ctypes.Structure):
+    _fields_ = [
+        ("bytes", ctypes.c_uint64),
+        ("mapped_bytes", ctypes.c_uint64),
+        ("backup_bytes", ctypes.c_uint64),
+        ("allocations", ctypes.c_uint64),
+        ("wake_map_ns", ctypes.c_uint64),
+        ("wake_copy_ns", ctypes.c_uint64),
+    ]
+
+
+class _Failure(ctypes.Structure):
+    """What went wrong, filled in by a call that returns anything but 0."""
+
+    _fields_ = [
+        ("need_bytes", ctypes.c_uint64),
+        ("free_bytes", ctypes.c_uint64),
+        ("text", ctypes.c_char * _TEXT_BYTES),
+    ]
+
+
+class Vmm:
+    """The library in this process. Make it with :meth:`open`."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        failure = ctypes.POINTER(_Failure)
+        tag = ctypes.c_uint64
+        for name, arguments in {
+            "vmm_open": [failure],
+            "vmm_back_up": [tag, failure],
+            "vmm_drop_backup": [tag, failure],
+            "vmm_sleep": [tag, ctypes.c_int, failure],
+            "vmm_wake": [tag, failure],
+            "vmm_stat": [tag, ctypes.POINTER(_Stat)],
+            "vmm_free_bytes": [ctypes.POINTER(ctypes.c_uint64), failure],
+        }.items():
+            function = getattr(library, name)
+            function.argtypes, function.restype = arguments, ctypes.c_int
+        library.vmm_begin.argtypes, library.vmm_begin.restype = [tag], tag
+        library.vmm_end.argtypes, library.vmm_end.restype = [tag], None
+        self._library = library
+
+    @classmethod
+    def open(cls) -> Vmm:
+        """The library that this process was started with.
+
+        Raises:
+            FailedPrecondition: ``vmm_unavailable``: it was not preloaded, is of another version,
+                or the driver cannot do it; the message says why and what to do.
+        """
+        library = ctypes.CDLL(None)
+        try:
+            library.vmm_abi.restype = ctypes.c_int
+            abi = int(library.vmm_abi())
+        except AttributeError:
+            raise FailedPrecondition(
+                "vmm_unavailable", "the worker was started without the preload library"
+            ) from None
+        if abi != ABI:
+            raise FailedPrecondition(
+                "vmm_unavailable",
+                f"the preload library has interface {abi}, {ABI} is wanted; compile it again: "
+                "python -m vram_conductor.worker.vmm.build",
+                abi=abi,
+            )
+        vmm = cls(library)
+        failure = _Failure()
+        if library.vmm_open(failure):
+            raise FailedPrecondition("vmm_unavailable", _text(failure))
+        return vmm
+
+    def new_tag(self) -> int:
+        """A tag that nobody has; it needs no giving back."""
+        return next(_tags)
+
+    @contextmanager
+    def region(self, tag: int) -> Iterator[None]:
+        """``cudaMalloc`` of this thread belongs to ``tag`` inside; regions nest."""
+        before = self._library.vmm_begin(tag)
+        try:
+            yield
+        finally:
+            self._library.vmm_end(before)
+
+    def stat(self, tag: int) -> TagStat:
+        """What ``tag`` holds now; all 0 for one that has nothing. Waits for a move of the tag."""
+        stat = _Stat()
+        self._library.vmm_stat(tag, stat)
+        return TagStat(
+            stat.bytes,
+            stat.mapped_bytes,
+            stat.backup_bytes,
+            stat.allocations,
+            stat.wake_map_ns,
+            stat.wake_copy_ns,
+        )
+
+    def back_up(self, tag: int) -> None:
+        """Copy the contents of ``tag`` to pinned host memory, what is not there yet. It stays
+        until :meth:`drop_backup` or the memory is freed, and is not kept up to date.
+
+        Raises:
+            Internal: ``backup_failed``: no pinned memory (``details["need_bytes"]``), or the
+                driver refused; there is no more backup than before.
+            FailedPrecondition: ``backup_gone``: the tag sleeps without one.
+        """
+        failure = _Failure()
+        if code := self._library.vmm_back_up(tag, failure):
+            raise _backup_failed(code, failure)
+
+    def drop_backup(self, tag: int) -> None:
+        """Give the pinned memory back. A tag that sleeps cannot be woken afterwards, if its
+        contents were to be kept, only freed.
+
+        Raises:
+            Internal: ``backup_failed``: the driver refused; it can be tried again.
+        """
+        failure = _Failure()
+        if code := self._library.vmm_drop_backup(tag, failure):
+            raise _backup_failed(code, failure)
+
+    def sleep(self, tag: int, keep: bool) -> None:
+        """Give the device memory of ``tag`` back; the addresses stay. Nothing to do for a tag
+        that sleeps already.
+
+        Args:
+            keep: the contents are needed again: they are backed up first, where they are not yet
+                (a backup that exists is taken as it is: nothing is copied). Otherwise whatever
+                the memory holds after the wake is undefined.
+
+        Raises:
+            Internal: ``backup_failed``: nothing changed. ``sleep_failed``: the driver refused;
+                the tag is awake again as far as possible (see :meth:`stat`), without ``keep``
+                with undefined contents.
+        """
+        failure = _Failure()
+        code = self._library.vmm_sleep(tag, int(keep), failure)
+        if not code:
+            return
+        if code >= _BACKUP:
+            raise _backup_failed(code - _BACKUP, failure)
+        raise Internal("sleep_failed", f"device memory cannot be put to sleep: {_text(failure)}")
+
+    def wake(self, tag: int) -> None:
+        """Take device memory for ``tag`` at its old addresses, and copy its backup in, if it
+        slept with ``keep``. Nothing to do for a tag that is awake.
+
+        Raises:
+            ResourceExhausted: ``wake_failed``: too little free memory, ``details`` has
+                ``need_bytes`` and ``free_bytes``; it sleeps on and can be tried again.
+            Internal: ``wake_failed``: the driver refused; it sleeps on.
+            FailedPrecondition: ``backup_gone``: its backup was dropped in its sleep.
+        """
+        failure = _Failure()
+        code = self._library.vmm_wake(tag, failure)
+        if not code:
+            return
+        if code == _LOST:
+            raise _backup_failed(code, failure)
+        if code == _NO_MEMORY:
+            need, free = int(failure.need_bytes), int(failure.free_bytes)
+            raise ResourceExhausted(
+                "wake_failed",
+                f"waking needs {need} bytes of device memory, {free} are free; it sleeps on",
+                retryable=True,
+                need_bytes=need,
+                free_bytes=free,
+            )
+        raise Internal("wake_failed", f"device memory cannot be woken: {_text(failure)}")
+
+    def free_bytes(self) -> int:
+        """Free memory of the device now, as the driver tells it. Needs a CUDA context, which
+        the first allocation in a region makes.
+
+        Raises:
+            Internal: ``driver_error``.
+        """
+        value, failure = ctypes.c_uint64(), _Failure()
+        if self._library.vmm_free_bytes(value, failure):
+            raise Internal("driver_error", f"free device memory is unknown: {_text(failure)}")
+        return value.value
+
+
+def _text(failure: _Failure) -> str:
+    return bytes(failure.text).decode("utf-8", "replace")
+
+
+def _backup_failed(code: int, failure: _Failure) -> ConductorError:
+    if code == _LOST:
+        return FailedPrecondition("backup_gone", "the contents were given up in its sleep")
+    return Internal(
+        "backup_failed",
+        f"pinned host memory: {_text(failure)}",
+        need_bytes=int(failure.need_bytes),
+    )
