@@ -15,22 +15,34 @@ class MemoryStore:
         self.states: dict[ConversationKey, tuple[ParkedMeta, bytes]] = {}
         self.corrupt: set[ConversationKey] = set()
         self.commits = 0
+        self.lent_bytes = 0
         self._writing: dict[ConversationKey, bytearray] = {}
 
     @property
     def used_bytes(self) -> int:
         return sum(len(blob) for _, blob in self.states.values())
 
+    def lend(self, size_bytes: int) -> bool:
+        if self.used_bytes + self.lent_bytes + size_bytes > self.capacity_bytes:
+            return False
+        self.lent_bytes += size_bytes
+        return True
+
+    def take_back(self, size_bytes: int) -> None:
+        assert 0 <= size_bytes <= self.lent_bytes
+        self.lent_bytes -= size_bytes
+
     def writer(self, key: ConversationKey, need_bytes: int, max_bytes: int) -> memoryview:
         assert 0 < need_bytes <= max_bytes
         # As with two halves: the committed state stays while the next one is written.
-        if self.used_bytes + need_bytes > self.capacity_bytes:
+        limit = self.capacity_bytes - self.lent_bytes
+        if self.used_bytes + need_bytes > limit:
             raise ResourceExhausted(
                 "arena_full",
                 "the store is full",
                 need_bytes=need_bytes,
                 used_bytes=self.used_bytes,
-                capacity_bytes=self.capacity_bytes,
+                capacity_bytes=limit,
             )
         self._writing[key] = bytearray(need_bytes)
         return memoryview(self._writing[key])

@@ -24,6 +24,7 @@ from vram_conductor.worker import arena_format as fmt
 from vram_conductor.worker.arena_dir import ArenaDir, arena_name
 from vram_conductor.worker.kvstore import KVStore
 from vram_conductor.worker.store import ParkedMeta, Store
+from vram_conductor.worker.surplus import short_bytes
 
 STEP = fmt.GROW_BYTES
 CAP = 64 * STEP
@@ -183,6 +184,29 @@ def test_room_for_every_largest_state_and_one_more_is_enough(opener: Opener) -> 
             data = bytes([turn]) * (size if turn > 2 else max(1, size * turn // 3))
             park(store, name, data, max_bytes=fmt.parked_bytes(size))
             assert read(store, name) == data
+
+
+def test_what_is_lent_is_not_there_for_states(opener: Opener) -> None:
+    store = opener(cap=12 * STEP)
+    for data in (b"1", b"2"):
+        park(store, "a", data * (4 * STEP))
+    assert not store.lend(8 * STEP), "the committed state keeps its header too"
+    assert (store.lent_bytes, store.spare_bytes) == (0, 4 * STEP), "a refusal frees nothing"
+    assert store.lend(7 * STEP)
+    assert (store.lent_bytes, store.spare_bytes) == (7 * STEP, 0)
+    assert store.capacity_bytes == 12 * STEP
+    with pytest.raises(ResourceExhausted) as caught:
+        store.writer(key("b"), STEP, 0)
+    details = caught.value.details
+    assert short_bytes(details) == 2 * fmt.HEADER_BYTES
+    assert details["capacity_bytes"] == 5 * STEP
+    assert not store.lend(STEP)
+    store.take_back(3 * STEP)
+    park(store, "b", b"b" * STEP)
+    assert store.used_bytes + store.lent_bytes <= 12 * STEP
+    with pytest.raises(AssertionError):
+        store.take_back(5 * STEP)
+    assert read(store, "a") == b"2" * (4 * STEP)
 
 
 def test_only_so_many_arenas_are_mapped(opener: Opener) -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TypeVar
 
 from vram_conductor.protocol.errors import ConductorError, DataLoss, ResourceExhausted
@@ -19,6 +18,7 @@ from vram_conductor.protocol.values import ConversationKey
 from vram_conductor.worker import arena_format as fmt
 from vram_conductor.worker.arena import Arena
 from vram_conductor.worker.arena_dir import ArenaDir, arena_name, new_name
+from vram_conductor.worker.records import Record, adopted
 from vram_conductor.worker.sealer import Sealer
 from vram_conductor.worker.store import ParkedMeta
 
@@ -29,24 +29,6 @@ MAPPED_MAX = 128
 """Arenas mapped at once; the others keep their file and are mapped again on use."""
 
 
-@dataclass
-class _Record:
-    """One conversation's arena.
-
-    Attributes:
-        bytes, spare_bytes: what the file takes, and how much of it the spare half.
-        trusted: written or verified in this life.
-    """
-
-    meta: ParkedMeta
-    bytes: int = 0
-    spare_bytes: int = 0
-    trusted: bool = False
-
-    def measure(self, arena: Arena) -> None:
-        self.bytes, self.spare_bytes = arena.allocated_bytes, arena.spare_bytes
-
-
 class KVStore:
     """See :class:`vram_conductor.worker.store.Store`. Engine thread only."""
 
@@ -54,8 +36,9 @@ class KVStore:
         """Adopt what ``folder`` holds."""
         self._folder = folder
         self._cap_bytes = cap_bytes
+        self.lent_bytes = 0
         self._mapped_max = mapped_max
-        self._records: OrderedDict[ConversationKey, _Record] = OrderedDict()
+        self._records: OrderedDict[ConversationKey, Record] = OrderedDict()
         self._mapped: OrderedDict[ConversationKey, Arena] = OrderedDict()
         self._fresh: dict[ConversationKey, Arena] = {}
         """Arenas that have no commit yet: first ones, and those that replace outgrown ones."""
@@ -71,7 +54,8 @@ class KVStore:
                 self._folder.remove(name)
                 continue
             try:
-                self._adopt_one(name)
+                record = adopted(self._folder, name)
+                self._records[record.meta.conversation] = record
             except ConductorError as error:
                 log.warning("parked state %s discarded: %s", name, error.info.message)
                 self._folder.remove(name)
@@ -79,20 +63,6 @@ class KVStore:
             key = next(iter(self._records))
             log.warning("parked state of %s discarded: host_cap has become smaller", key)
             self.delete(key)
-
-    def _adopt_one(self, name: str) -> None:
-        arena = Arena.open(self._folder.fd, name, sealed_only=True)
-        try:
-            meta = arena.meta
-            if meta is None:
-                raise fmt.corrupt("it was never finished")
-            if arena_name(meta.conversation) != name:
-                raise fmt.corrupt("it belongs under another name")
-            arena.free_spare()
-            self._records[meta.conversation] = record = _Record(meta)
-            record.measure(arena)
-        finally:
-            arena.close()
 
     # --- the Store protocol -------------------------------------------------------------------
 
@@ -104,6 +74,18 @@ class KVStore:
     def used_bytes(self) -> int:
         fresh = sum(arena.allocated_bytes for arena in self._fresh.values())
         return fresh + sum(record.bytes for record in self._records.values())
+
+    def lend(self, size_bytes: int) -> bool:
+        used = self.used_bytes
+        short = used + self.lent_bytes + size_bytes - self._cap_bytes
+        if short > 0 and (short > self.spare_bytes or self._free_spares(short) < short):
+            return False
+        self.lent_bytes += size_bytes
+        return True
+
+    def take_back(self, size_bytes: int) -> None:
+        assert 0 <= size_bytes <= self.lent_bytes
+        self.lent_bytes -= size_bytes
 
     def writer(self, key: ConversationKey, need_bytes: int, max_bytes: int) -> memoryview:
         self._discard(key)
@@ -161,7 +143,7 @@ class KVStore:
             del self._fresh[key]
             self._unmap(key)
         self._writing.discard(key)
-        self._records[key] = record = _Record(meta, trusted=True)
+        self._records[key] = record = Record(meta, trusted=True)
         record.measure(arena)
         self._sealer.submit(arena)
         self._map(key, arena)
@@ -270,16 +252,17 @@ class KVStore:
         Raises:
             ResourceExhausted: ``arena_full``.
         """
-        short = self.used_bytes + grow_bytes - self._cap_bytes
+        limit = self._cap_bytes - self.lent_bytes
+        short = self.used_bytes + grow_bytes - limit
         if short <= 0 or self._free_spares(short) >= short:
             return
         raise ResourceExhausted(
             "arena_full",
-            f"parking needs {grow_bytes} more bytes, {self._cap_bytes - self.used_bytes} of "
-            f"{self._cap_bytes} are free; raise host_cap, or unregister agents",
+            f"parking needs {grow_bytes} more bytes, {limit - self.used_bytes} of {limit} are "
+            "free; raise host_cap, or unregister agents",
             need_bytes=grow_bytes,
             used_bytes=self.used_bytes,
-            capacity_bytes=self._cap_bytes,
+            capacity_bytes=limit,
         )
 
     def _free_spares(self, enough_bytes: int) -> int:

@@ -64,6 +64,19 @@ class Store(Protocol):
     def used_bytes(self) -> int:
         """Bytes that it takes now, whole arenas counted."""
 
+    @property
+    def lent_bytes(self) -> int:
+        """Bytes of the capacity that are lent to others, see :meth:`lend`."""
+
+    def lend(self, size_bytes: int) -> bool:
+        """Let others have ``size_bytes`` more of the capacity (pinned copies of weights), until
+        :meth:`take_back`. Spare halves make room, committed states never: False and nothing has
+        changed where they leave less. What is lent counts for :meth:`writer` as if it were used.
+        """
+
+    def take_back(self, size_bytes: int) -> None:
+        """Undo :meth:`lend` for ``size_bytes`` (at most :attr:`lent_bytes`)."""
+
     def writer(self, key: ConversationKey, need_bytes: int, max_bytes: int) -> memoryview:
         """A writable view of exactly ``need_bytes`` for a new state of ``key``.
 
