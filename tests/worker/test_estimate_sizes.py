@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vram_conductor.worker.llama.loglines import CacheLine
-from vram_conductor.worker.llama.sizes import largest_fitting, state_bytes
+from vram_conductor.protocol.values import KVType
+from vram_conductor.worker.llama.loglines import ROUNDING_BYTES, CacheLine
+from vram_conductor.worker.llama.sizes import (
+    GRANULE_BYTES,
+    allocated,
+    cache_bytes,
+    largest_fitting,
+    state_bytes,
+)
 
 MIB = 1 << 20
 
@@ -68,3 +76,53 @@ def test_state_of_a_recurrent_cache_does_not_grow() -> None:
     small, large = (state_bytes([cache], n, n_swa=0) for n in (1, 100_000))
     assert small == large
     assert 2 * MIB <= small <= 2 * MIB + 4096
+
+
+@pytest.mark.parametrize(
+    ("cells", "layers", "kv_type", "printed_mib", "takes_mib"),
+    [
+        # Seen on an H200: what NVML showed for the buffer.
+        (2048, 24, "f16", 24.0, 24),
+        (131_072, 32, "f16", 5120.0, 5120),
+        (8192, 32, "q8_0", 170.0, 172),
+        (131_072, 24, "q8_0", 816.0, 818),
+    ],
+)
+def test_a_cache_on_a_gpu_takes_whole_granules(
+    cells: int, layers: int, kv_type: KVType, printed_mib: float, takes_mib: int
+) -> None:
+    cache = CacheLine("kv", round(printed_mib * MIB), cells, layers)
+    assert allocated(cache_bytes(cache, kv_type), "cuda") == takes_mib * MIB
+
+
+@given(
+    cells=st.integers(1, 512).map(lambda n: n * 256),
+    layers=st.integers(1, 80),
+    heads=st.integers(1, 16),
+    head=st.sampled_from([40, 64, 80, 96, 128, 256]),
+    kv_type=st.sampled_from(["f16", "f32", "q8_0", "q4_0"]),
+)
+def test_a_cache_is_never_estimated_too_small(
+    cells: int, layers: int, heads: int, head: int, kv_type: KVType
+) -> None:
+    """ggml-cuda's own arithmetic (row padding, alignment) against what is read off the log."""
+    block, elements = {"f16": (2, 1), "f32": (4, 1), "q8_0": (34, 32), "q4_0": (18, 32)}[kv_type]
+    width = heads * head
+    if width % elements:
+        return
+    tensor = width // elements * block * cells
+    ragged = width % 512
+    padding = (512 - ragged) // elements * block if ragged and kv_type[0] == "q" else 0
+    real = 2 * layers * (-(-(tensor + padding) // 128) * 128)
+    printed = round(round(2 * layers * tensor / MIB, 2) * MIB)
+    bound = cache_bytes(CacheLine("kv", printed, cells, layers), kv_type)
+    assert bound >= real
+    assert bound - real <= 2 * layers * 1024 + 2 * ROUNDING_BYTES
+
+
+@given(st.integers(0, 1 << 40))
+def test_an_allocation_is_a_whole_number_of_granules(size: int) -> None:
+    taken = allocated(size, "cuda")
+    assert taken % GRANULE_BYTES == 0
+    assert 0 <= taken - size < GRANULE_BYTES
+    assert allocated(size, "cpu") == size

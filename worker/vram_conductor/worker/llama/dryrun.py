@@ -34,6 +34,7 @@ from vram_conductor.worker.llama.loglines import ROUNDING_BYTES, unknown_buffers
 from vram_conductor.worker.llama.options import EngineOptions
 from vram_conductor.worker.llama.sizes import (
     DryPool,
+    allocated,
     dry_pool,
     largest_fitting,
     state_bytes,
@@ -147,12 +148,13 @@ class DryRunner:
 
     def _weights_bytes(self, model: Any, path: str) -> int:
         """Upper bound of the weights on the device, as a real load would log them."""
-        if self._options.device_kind == "cuda":
+        kind = self._options.device_kind
+        if kind == "cuda":
             size = cuda_weights_bytes(read_tensors(path))
         else:
             size = int(ll.llama_model_size(model))
         # Two buffers at most (on cpu: plain and repacked), each printed with a rounding error.
-        return size + 2 * ROUNDING_BYTES
+        return allocated(size, kind) + (2 * ROUNDING_BYTES if kind == "cpu" else 0)
 
     def _dry_model(self, path: str, key: str) -> Any:
         model = self._models.get(key)
@@ -206,7 +208,7 @@ class DryRunner:
                 "estimate_failed",
                 f"llama.cpp announces a buffer of an unknown kind: {unknown[0]}",
             )
-        return dry_pool(capture.texts(), self._options.device_kind)
+        return dry_pool(capture.texts(), self._options.device_kind, shape.kv_type)
 
     def _refusal(self, model: Any, shape: PoolShape, problem: str) -> Exception:
         plain = PoolShape(limits.N_CTX_PAD, 1, "f16")

@@ -7,12 +7,24 @@ from dataclasses import dataclass
 from typing import Literal
 
 from vram_conductor.protocol.limits import N_CTX_PAD
+from vram_conductor.protocol.values import KVType
 from vram_conductor.worker.llama.loglines import (
     ROUNDING_BYTES,
     CacheLine,
     parse_buffers,
     parse_caches,
 )
+
+GRANULE_BYTES = 2 << 20
+"""A GPU's memory is given out in pieces of this size, by ``cudaMalloc`` (as NVML shows it) and by
+``cuMemCreate`` alike."""
+
+_BLOCKS: dict[KVType, int] = {"f32": 32 * 4, "f16": 32 * 2, "q8_0": 34, "q4_0": 18}
+"""Bytes of 32 elements: rows of K and V are whole multiples of it."""
+
+_PADDING_BYTES = 512 * 34 // 32 + 128
+"""ggml-cuda pads the last row of a quantised tensor to 512 elements, and aligns tensors to 128
+bytes (``ggml_backend_cuda_buffer_type_get_alloc_size``)."""
 
 
 @dataclass(frozen=True)
@@ -45,10 +57,35 @@ def on_device(buffer: str, device_kind: Literal["cuda", "cpu"]) -> bool:
     )
 
 
+def allocated(size: int, device_kind: Literal["cuda", "cpu"]) -> int:
+    """What an allocation of ``size`` bytes takes from the device."""
+    if device_kind == "cpu":
+        return size
+    return -(-size // GRANULE_BYTES) * GRANULE_BYTES
+
+
+def _printed(size: int, device_kind: Literal["cuda", "cpu"]) -> int:
+    """What a buffer takes whose size was printed. Most caches are whole granules: one that seems
+    to be just that is."""
+    if device_kind == "cpu":
+        return size
+    return allocated(max(0, size - ROUNDING_BYTES), device_kind)
+
+
+def cache_bytes(cache: CacheLine, kv_type: KVType) -> int:
+    """Upper bound of the buffer of a KV cache on a GPU, exact where its rows are multiples of 32
+    elements."""
+    cell = cache.cells * _BLOCKS[kv_type]
+    size = round(cache.bytes / cell) * cell if cell else 0
+    if abs(size - cache.bytes) > ROUNDING_BYTES or cell <= 2 * ROUNDING_BYTES:
+        size = cache.bytes + ROUNDING_BYTES
+    return size + (2 * cache.layers * _PADDING_BYTES if kv_type in ("q8_0", "q4_0") else 0)
+
+
 def measured_weights(lines: Iterable[str], device_kind: Literal["cuda", "cpu"]) -> int:
     """Bytes of the weight buffers that a real load logged."""
     return sum(
-        line.bytes
+        _printed(line.bytes, device_kind)
         for line in parse_buffers(lines)
         if line.kind == "weights" and on_device(line.buffer, device_kind)
     )
@@ -59,21 +96,27 @@ def measured_pool(lines: Iterable[str], device_kind: Literal["cuda", "cpu"]) -> 
     sums = dict.fromkeys(("kv", "compute", "recurrent", "output", "weights"), 0)
     for line in parse_buffers(lines):
         if on_device(line.buffer, device_kind):
-            sums[line.kind] += line.bytes
+            sums[line.kind] += _printed(line.bytes, device_kind)
     return PoolSizes(sums["kv"], sums["compute"] + sums["output"], sums["recurrent"])
 
 
-def dry_pool(lines: Sequence[str], device_kind: Literal["cuda", "cpu"]) -> DryPool:
+def dry_pool(
+    lines: Sequence[str], device_kind: Literal["cuda", "cpu"], kv_type: KVType = "f16"
+) -> DryPool:
     """Upper bounds from a dry context's log: every printed size is rounded up."""
     caches = tuple(parse_caches(lines))
     compute = sum(
-        line.bytes + ROUNDING_BYTES
+        allocated(line.bytes + ROUNDING_BYTES, device_kind)
         for line in parse_buffers(lines)
         if line.kind in ("compute", "output") and on_device(line.buffer, device_kind)
     )
-    kv = sum(cache.bytes + ROUNDING_BYTES for cache in caches if cache.kind == "kv")
-    recurrent = sum(cache.bytes + ROUNDING_BYTES for cache in caches if cache.kind == "recurrent")
-    return DryPool(PoolSizes(kv, compute, recurrent), caches)
+    sums = {"kv": 0, "recurrent": 0}
+    for cache in caches:
+        size = cache.bytes + ROUNDING_BYTES
+        if cache.kind == "kv" and device_kind == "cuda":
+            size = cache_bytes(cache, kv_type)
+        sums[cache.kind] += allocated(size, device_kind)
+    return DryPool(PoolSizes(sums["kv"], compute, sums["recurrent"]), caches)
 
 
 def state_bytes(caches: Sequence[CacheLine], n_tokens: int, *, n_swa: int) -> int:
