@@ -78,7 +78,7 @@ class Core:
         self._broker_epoch: int | None = None
         self._sweep_ns: int | None = None
         parking = Parking(self.residency, store, engine.build, params, clock)
-        self._mover = Mover(engine, self.residency, parking, clock)
+        self._mover = Mover(engine, self.residency, parking, store, clock)
         self._ends = Ends(self.residency, self.jobs, parking, store, self.outbox)
         self._agents = Agents(
             self.residency, self.jobs, self._mover, clock, has_scratch=engine.device_kind == "cuda"

@@ -1,9 +1,9 @@
 """What has to move so that a job can run, a model can load, a smaller budget is kept. *Pure.*
 
-The planner never plans beyond the budget: it frees first and loads afterwards. It takes away
-nothing that is frozen (see ``schedule``), and nothing at all while there is room. Weights of
-admitted agents are left alone as long as all of them fit beside the one pool in question
-("reserve"); only where they do not, weights go too ("timeshare").
+The planner never plans beyond the budget, at no moment between two moves. It takes away nothing
+that is frozen (see ``schedule``), and nothing at all while there is room. Weights of admitted
+agents are left alone as long as all of them fit beside the one pool in question ("reserve"); only
+where they do not, weights go too ("timeshare").
 """
 
 from __future__ import annotations
@@ -15,24 +15,14 @@ from vram_conductor.worker.eviction import (
     Rank,
     Victims,
     choose,
+    everything,
     rank_all,
     rank_idle,
     rank_pools,
     rank_unowned,
 )
-from vram_conductor.worker.world import (
-    ClosePool,
-    Drop,
-    LoadWeights,
-    Move,
-    OpenPool,
-    Park,
-    PoolView,
-    SlotView,
-    UnloadWeights,
-    WeightsView,
-    World,
-)
+from vram_conductor.worker.sequence import Bring, empty, sequence
+from vram_conductor.worker.world import Move, PoolView, World
 
 
 @dataclass(frozen=True)
@@ -68,12 +58,14 @@ class Blocked:
 
 
 def plan_seat(world: World, want: Want) -> Plan | Blocked:
-    """A slot for a job, opening or reopening its pool if it must be."""
+    """A slot for a job, opening, reopening or waking what it needs if it must be."""
     pool = world.pools[want.pool]
-    if pool.shape is None:
+    if not pool.awake:
         return plan_open(world, want.pool)
     seat = _seat(pool, want)
-    if isinstance(seat, Plan) or not pool.grows:
+    if isinstance(seat, Plan):
+        return _with_weights(world, pool, seat)
+    if not pool.grows:
         return seat
     held = [slot for slot in pool.slots if slot.frozen]
     if len(held) >= pool.want.slots or (
@@ -84,31 +76,32 @@ def plan_seat(world: World, want: Want) -> Plan | Blocked:
 
 
 def plan_open(world: World, key: str, *, gentle: bool = False) -> Plan | Blocked:
-    """Open a pool in its wanted shape, weights included; close it first where it is open.
+    """Have a pool awake that covers the wanted shape, weights included: wake it where it sleeps
+    in such a shape; else open it, and close it first where it is open.
 
     ``gentle``: take away only what no admitted agent has a use for.
     """
     pool = world.pools[key]
     weights = world.weights[pool.model]
-    alone = world.base_bytes + weights.bytes + weights.scratch_bytes + pool.want_bytes
+    wakes = pool.asleep and not pool.grows
+    bring = Bring(
+        None if weights.resident else weights, pool, reopen=pool.shape is not None and not wakes
+    )
+    size = pool.open_bytes if wakes else pool.want_bytes
+    alone = world.base_bytes + weights.bytes + weights.scratch_bytes + size
     if alone > world.budget_bytes:
         return Blocked("budget", alone, world.budget_bytes)
-    victims = _make_room(world, pool, weights, gentle=gentle)
+    victims = _make_room(world, bring, pool, gentle=gentle)
     if victims is None:
         return Blocked("bytes", alone, world.budget_bytes)
-    moves = _evict(victims)
-    if pool.shape is not None:
-        moves += _close(pool)
-    if not weights.resident:
-        moves.append(LoadWeights(pool.model))
-    moves.append(OpenPool(key, pool.want))
-    return Plan(tuple(moves))
+    return Plan(sequence(world, victims, bring))
 
 
 def plan_weights(world: World, model: str) -> Plan | Blocked:
-    """Load weights at registration: idle pools make room, nothing else does."""
+    """Load weights at registration: idle pools make room, and idle weights that only have to be
+    woken again; nothing else does. Weights that sleep are loaded."""
     weights = world.weights[model]
-    if weights.resident:
+    if weights.resident or weights.asleep:
         return Plan()
     need = world.base_bytes + weights.bytes
     if need > world.budget_bytes:
@@ -117,7 +110,7 @@ def plan_weights(world: World, model: str) -> Plan | Blocked:
     victims = choose(world, deficit, rank_idle, keep_model=model)
     if victims is None:
         return Blocked("bytes", need, world.budget_bytes)
-    return Plan((*_evict(victims), LoadWeights(model)))
+    return Plan(sequence(world, victims, Bring(weights)))
 
 
 def plan_shrink(world: World) -> Plan:
@@ -126,25 +119,37 @@ def plan_shrink(world: World) -> Plan:
     resident = sum(item.bytes for item in world.weights.values() if item.resident)
     stay = world.base_bytes + resident <= world.budget_bytes
     victims = choose(world, deficit, rank_pools if stay else rank_all)
+    return Plan(sequence(world, everything(world) if victims is None else victims))
+
+
+def _with_weights(world: World, pool: PoolView, seat: Plan) -> Plan | Blocked:
+    """The seat, and the pool's weights where they sleep."""
+    weights = world.weights[pool.model]
+    if weights.resident:
+        return seat
+    alone = world.base_bytes + weights.bytes + weights.scratch_bytes + pool.open_bytes
+    if alone > world.budget_bytes:
+        return Blocked("budget", alone, world.budget_bytes)
+    bring = Bring(weights)
+    victims = _make_room(world, bring, pool, gentle=False)
     if victims is None:
-        victims = Victims(
-            [pool for pool in world.pools.values() if pool.shape],
-            [item for item in world.weights.values() if item.resident and not item.pinned],
-        )
-    return Plan(tuple(_evict(victims)))
+        return Blocked("bytes", alone, world.budget_bytes)
+    return Plan((*sequence(world, victims, bring), *seat.moves), seat.slot)
 
 
-def _make_room(
-    world: World, pool: PoolView, weights: WeightsView, *, gentle: bool
-) -> Victims | None:
-    live = any(item.shape and item.model == pool.model for item in world.pools.values())
-    more = 0 if weights.resident else weights.bytes
-    more += pool.want_bytes - (pool.open_bytes if pool.shape else 0)
-    more += 0 if live else weights.scratch_bytes
-    deficit = world.resident_bytes() + more - world.budget_bytes
+def _make_room(world: World, bring: Bring, pool: PoolView, *, gentle: bool) -> Victims | None:
+    weights = world.weights[pool.model]
+    more = bring.weights.bytes if bring.weights else 0
+    size, scratch = pool.open_bytes, 0
+    if bring.pool and not bring.wakes_pool:
+        more += pool.want_bytes - (pool.open_bytes if pool.awake else 0)
+        size, scratch = pool.want_bytes, 0 if pool.shape else weights.scratch_bytes
+    elif bring.pool:
+        more += pool.open_bytes
+    deficit = world.resident_bytes() + more + scratch - world.budget_bytes
     kept = sum(item.bytes for item in world.weights.values() if item.resident and item.owned)
     kept += 0 if weights.resident and weights.owned else weights.bytes
-    alone = world.base_bytes + kept + weights.scratch_bytes + pool.want_bytes
+    alone = world.base_bytes + kept + weights.scratch_bytes + size
     rank: Rank = rank_pools if alone <= world.budget_bytes else rank_all
     if gentle:
         rank = rank_unowned
@@ -170,26 +175,7 @@ def _seat(pool: PoolView, want: Want) -> Plan | Blocked:
         if not order:
             return Blocked("slots" if seat is None else "cells")
         slot = order.pop(0)
-        moves.append(_empty(pool, slot))
+        moves.append(empty(pool, slot))
         cells -= slot.cells
         seat = slot.index if seat is None else seat
     return Plan(tuple(moves), seat)
-
-
-def _evict(victims: Victims) -> list[Move]:
-    moves: list[Move] = []
-    for pool in victims.pools:
-        moves += _close(pool)
-    moves += [UnloadWeights(item.model) for item in victims.weights]
-    return moves
-
-
-def _close(pool: PoolView) -> list[Move]:
-    occupied = [slot for slot in pool.slots if slot.conversation]
-    return [*(_empty(pool, slot) for slot in occupied), ClosePool(pool.key)]
-
-
-def _empty(pool: PoolView, slot: SlotView) -> Move:
-    if slot.clean:
-        return Drop(pool.key, slot.index)
-    return Park(pool.key, slot.index)

@@ -24,11 +24,30 @@ Kind = Literal[
 ``state_*``: KV of one conversation between a slot and shared memory."""
 
 
+_SMOOTHING = 0.3
+"""Weight of a new measurement."""
+
+_SMALL_BYTES = 1 << 20
+"""Smaller moves say nothing about a rate."""
+
+PRIOR: dict[Kind, float] = {
+    "wake_weights": 40e6,
+    "wake_pool": 300e6,
+    "load": 1e6,
+    "open_pool": 20e6,
+    "state_out": 10e6,
+    "state_in": 10e6,
+}
+"""Bytes per millisecond until one was measured: the order of magnitude of what a current GPU
+does, so that the first choices are not blind."""
+
+
 class Rates:
-    """Sums and last values since the worker's start."""
+    """Sums and last values since the worker's start, and a smoothed rate of each kind."""
 
     def __init__(self) -> None:
         self._found: dict[Kind, MoveRate] = {}
+        self._smooth: dict[Kind, float] = {}
 
     def note(self, kind: Kind, n_bytes: int, ms: float) -> None:
         """One move of ``n_bytes`` took ``ms``."""
@@ -40,6 +59,14 @@ class Rates:
             last_bytes=n_bytes,
             last_ms=ms,
         )
+        if n_bytes >= _SMALL_BYTES and ms > 0:
+            known = self._smooth.get(kind, n_bytes / ms)
+            self._smooth[kind] = known + _SMOOTHING * (n_bytes / ms - known)
+
+    def expect_ms(self, kind: Kind, n_bytes: int) -> float:
+        """What a move of ``n_bytes`` will probably take, in milliseconds."""
+        rate = self._smooth.get(kind) or PRIOR.get(kind, 0.0)
+        return n_bytes / rate if rate else 0.0
 
     def bytes_per_ms(self, kind: Kind) -> float | None:
         """Mean rate of a kind; None before the first move that took any time."""

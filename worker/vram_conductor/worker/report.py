@@ -35,20 +35,10 @@ def report(
     residency: Residency, store: Store, where: Callable[[Conversation], Where], swaps: int
 ) -> Report:
     """The picture now. Keys are the ledger's."""
-    lines = [Line("base", residency.base_bytes)]
-    for model, weights in residency.weights.items():
-        if weights.handle is not None:
-            lines.append(Line(f"weights:{model}", weights.bytes, detail=weights.path))
-    for key, pool in residency.pools.items():
-        if pool.shape is not None:
-            detail = f"{pool.shape.cells} cells, {pool.shape.slots} slots"
-            lines.append(Line(f"pool:{key}", pool.open_bytes, detail=detail, shape=pool.shape))
-            if pool.weights.scratch_bytes:
-                line = Line(f"scratch:{pool.weights.model}", pool.weights.scratch_bytes)
-                lines += [] if line in lines else [line]
+    lines = [Line("base", residency.base_bytes), *_weights(residency), *_pools(residency)]
     shown = _recent(residency)
     places = [_place(conversation, store, where(conversation)) for conversation in shown]
-    host_lines = _host_lines(places, store)
+    host_lines = [*_host_lines(places, store), *_pinned(residency)]
     return Report(
         lines,
         host_lines,
@@ -57,6 +47,39 @@ def report(
         residency.resident_bytes(),
         residency.rates.report(),
     )
+
+
+def _weights(residency: Residency) -> list[Line]:
+    """Weights that are on the device."""
+    return [
+        Line(f"weights:{model}", weights.bytes, detail=weights.path)
+        for model, weights in residency.weights.items()
+        if weights.resident
+    ]
+
+
+def _pools(residency: Residency) -> list[Line]:
+    """Pools that are on the device, and what live contexts take beyond them, asleep or not."""
+    lines: list[Line] = []
+    scratch: dict[str, int] = {}
+    for key, pool in residency.pools.items():
+        if pool.shape is None:
+            continue
+        if pool.awake:
+            detail = f"{pool.shape.cells} cells, {pool.shape.slots} slots"
+            lines.append(Line(f"pool:{key}", pool.open_bytes, detail=detail, shape=pool.shape))
+        model = pool.weights.model
+        scratch[model] = scratch.get(model, 0) + pool.weights.scratch_bytes
+    return lines + [Line(f"scratch:{model}", size) for model, size in scratch.items() if size]
+
+
+def _pinned(residency: Residency) -> list[Line]:
+    """Weights that have a copy in pinned host memory."""
+    return [
+        Line(f"pinned:{model}", weights.handle.backup_bytes, detail=weights.path)
+        for model, weights in residency.weights.items()
+        if weights.handle is not None and weights.handle.backup_bytes
+    ]
 
 
 def _recent(residency: Residency) -> list[Conversation]:

@@ -58,7 +58,12 @@ class Weights:
 
     Attributes:
         bytes: the estimate; what was measured once it was loaded.
-        handle: the loaded weights, None while they are not resident.
+        handle: the loaded weights, None while they are not loaded.
+        asleep: they are loaded, and not on the device.
+        scratch_bytes: what each live context takes beyond its buffers: estimated, and measured
+            (``scratch_measured``) once one has computed.
+        lent_bytes: what the store lends for its backup.
+        unbackable: the host refused a backup; it is not asked again before the next load.
         load_ms: what the last load took.
         readers: preparations that read its vocabulary on another thread: it stays loaded.
         doomed: no agent is left; it goes when the last reader has.
@@ -69,11 +74,25 @@ class Weights:
     bytes: int
     handle: Model | None = None
     measured: bool = False
+    asleep: bool = False
     scratch_bytes: int = 0
+    scratch_measured: bool = False
+    lent_bytes: int = 0
+    unbackable: bool = False
     load_ms: float = 0.0
     used_ns: int = 0
     readers: int = 0
     doomed: bool = False
+
+    @property
+    def resident(self) -> bool:
+        """Whether they are on the device."""
+        return self.handle is not None and not self.asleep
+
+    @property
+    def backed(self) -> bool:
+        """Whether they can sleep, or do."""
+        return self.handle is not None and self.handle.backup_bytes > 0
 
 
 @dataclass
@@ -102,7 +121,7 @@ class PoolState:
         want: the shape that its agents need.
         want_bytes: size of a pool of that shape: estimated, then measured.
         shape: the shape that is open; it differs from ``want`` until the pool is reopened.
-        open_bytes: measured size of what is open.
+        open_bytes: measured size of what is open: on the device, unless it is ``asleep``.
         stage_ns: since when it has had jobs in its slots, or others that wait for them (start
             of its time slice).
         open_ms: what opening it took last.
@@ -116,6 +135,7 @@ class PoolState:
     handle: Pool | None = None
     slots: list[Slot] = field(default_factory=list)
     open_bytes: int = 0
+    asleep: bool = False
     measured: bool = False
     stage_ns: int | None = None
     used_ns: int = 0
@@ -127,9 +147,14 @@ class PoolState:
         return self.handle.shape if self.handle else None
 
     @property
+    def awake(self) -> bool:
+        """Whether its buffers are on the device."""
+        return self.handle is not None and not self.asleep
+
+    @property
     def covers_want(self) -> bool:
-        """Whether what is open has the cells and slots that its agents need."""
-        shape = self.shape
+        """Whether what is awake has the cells and slots that its agents need."""
+        shape = self.shape if self.awake else None
         return (
             shape is not None and shape.cells >= self.want.cells and shape.slots >= self.want.slots
         )
@@ -188,12 +213,10 @@ class Residency:
     def resident_bytes(self) -> int:
         """Bytes on the device now."""
         total = self.base_bytes
-        for weights in self.weights.values():
-            if weights.handle:
-                total += weights.bytes
-        live = {pool.weights.model for pool in self.pools.values() if pool.handle}
-        total += sum(self.weights[model].scratch_bytes for model in live)
-        return total + sum(pool.open_bytes for pool in self.pools.values())
+        total += sum(weights.bytes for weights in self.weights.values() if weights.resident)
+        live = [pool for pool in self.pools.values() if pool.handle]
+        total += sum(pool.weights.scratch_bytes for pool in live)
+        return total + sum(pool.open_bytes for pool in live if pool.awake)
 
     def admit(self, agent: Agent) -> None:
         """Note an agent."""
@@ -251,6 +274,9 @@ class Residency:
         for pool in self.pools.values():
             assert pool.weights is self.weights[pool.weights.model]
             assert pool.handle is None or pool.weights.handle is not None
+            assert pool.handle is not None or not pool.asleep
+            assert pool.awake or not any(slot.conversation for slot in pool.slots)
+            assert pool.weights.resident or not any(slot.job for slot in pool.slots)
             assert len(pool.slots) == (pool.handle.shape.slots if pool.handle else 0)
             for slot in pool.slots:
                 if slot.conversation:

@@ -19,7 +19,7 @@ def world(
 ) -> World:
     """Everything as it is now. ``frozen_jobs`` by ``seq``."""
     owned_models, owned_pools = residency.owned_models(), residency.owned_pools()
-    pools = {}
+    rates, pools = residency.rates, {}
     needed: dict[str, int] = {}
     for key, pool in residency.pools.items():
         count = len(jobs.in_pool(key))
@@ -32,12 +32,16 @@ def world(
             want_bytes=pool.want_bytes,
             shape=pool.shape,
             open_bytes=pool.open_bytes,
+            asleep=pool.asleep,
+            sleepable=pool.handle is not None and pool.handle.sleepable,
             jobs=count,
             busy=any(slot.job for slot in pool.slots),
             frozen=key in frozen_pools,
             owned=key in owned_pools,
             used_ns=pool.used_ns,
-            cost_ms=pool.open_ms,
+            cost_ms=pool.open_ms or rates.expect_ms("open_pool", pool.want_bytes),
+            wake_ms=rates.expect_ms("wake_pool", pool.open_bytes),
+            kv_ms=_kv_ms(residency, pool),
             slots=tuple(_slot(pool, slot, frozen_jobs) for slot in pool.slots),
         )
     weights = {
@@ -45,16 +49,32 @@ def world(
             model,
             item.bytes,
             scratch_bytes=item.scratch_bytes,
-            resident=item.handle is not None,
+            resident=item.resident,
+            asleep=item.asleep,
+            backed=item.backed,
             jobs=needed.get(model, 0),
             owned=model in owned_models,
             pinned=item.readers > 0,
             used_ns=item.used_ns,
-            cost_ms=item.load_ms,
+            cost_ms=item.load_ms or rates.expect_ms("load", item.bytes),
+            wake_ms=rates.expect_ms("wake_weights", item.bytes),
         )
         for model, item in residency.weights.items()
     }
     return World(now_ns, residency.budget_bytes, residency.base_bytes, weights, pools)
+
+
+def _kv_ms(residency: Residency, pool: PoolState) -> float:
+    """What it costs to empty a pool's slots, and to fill them again."""
+    total_ms = 0.0
+    for slot in pool.slots:
+        agent = residency.agents.get(slot.conversation.key.agent_key) if slot.conversation else None
+        if agent is None or not agent.n_ctx:
+            continue
+        size = len(slot.tape) * agent.state_bytes // agent.n_ctx
+        total_ms += residency.rates.expect_ms("state_in", size)
+        total_ms += 0.0 if slot.clean else residency.rates.expect_ms("state_out", size)
+    return total_ms
 
 
 def _slot(pool: PoolState, slot: Slot, frozen_jobs: Collection[int]) -> SlotView:

@@ -1,0 +1,200 @@
+"""Weights between disk, device and pinned host memory: load, free, back up, sleep, wake."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+from vram_conductor.protocol.errors import ConductorError, FailedPrecondition
+from vram_conductor.worker.backup import Backups, BackupView, plan_backups, room_bytes
+from vram_conductor.worker.engine import Engine
+from vram_conductor.worker.residency import Residency, Weights
+from vram_conductor.worker.store import Store
+
+log = logging.getLogger(__name__)
+
+
+class Loader:
+    """The only one that loads and frees weights, and books their bytes.
+
+    Attributes:
+        loading: weights are being loaded, which may take long and counts no steps.
+    """
+
+    def __init__(
+        self, engine: Engine, residency: Residency, store: Store, clock: Callable[[], int]
+    ) -> None:
+        self._engine = engine
+        self._residency = residency
+        self._store = store
+        self._clock = clock
+        self._wakes: list[tuple[Weights, threading.Thread]] = []
+        self._errors: list[Exception] = []
+        self.loading = False
+
+    # --- disk and device ----------------------------------------------------------------------
+
+    def load(self, weights: Weights) -> None:
+        """Load a model.
+
+        Raises:
+            ConductorError: ``load_failed``, ``model_changed`` …; nothing is loaded then.
+        """
+        begin = self._clock()
+        self.loading = True
+        try:
+            handle = self._engine.load(weights.path, weights.path.rsplit("/", 1)[-1])
+        finally:
+            self.loading = False
+        if handle.info.model != weights.model:
+            handle.close()
+            raise FailedPrecondition(
+                "model_changed",
+                f"{weights.path} is not the file that was admitted; register the agent again",
+                path=weights.path,
+                admitted=weights.model,
+                found=handle.info.model,
+            )
+        weights.handle, weights.asleep, weights.unbackable = handle, False, False
+        weights.load_ms = (self._clock() - begin) / 1e6
+        weights.bytes, weights.measured = handle.measured_bytes, True
+        weights.used_ns = self._clock()
+        self._residency.rates.note("load", weights.bytes, weights.load_ms)
+        self._residency.revision += 1
+
+    def free(self, weights: Weights) -> None:
+        """Free a model's weights, awake or asleep, and their backup. Its pools are closed, and
+        nobody reads its vocabulary."""
+        assert weights.readers == 0
+        if weights.handle is None:
+            return
+        weights.handle.close()
+        weights.handle, weights.asleep = None, False
+        self._settle(weights)
+        self._residency.revision += 1
+
+    # --- pinned host memory -------------------------------------------------------------------
+
+    def plan_backups(self) -> Backups:
+        """Which backups should go or come, as things are."""
+        residency = self._residency
+        promised = [agent.state_bytes for agent in residency.agents.values()]
+        return plan_backups(
+            room_bytes(self._store.capacity_bytes, promised),
+            [_backup_view(item) for item in residency.weights.values() if item.handle],
+        )
+
+    def back_up(self, weights: Weights) -> bool:
+        """Copy the weights to pinned memory, if the store has room for that and the host too."""
+        handle = weights.handle
+        assert handle is not None
+        if handle.backup_bytes or weights.asleep or not handle.sleepable:
+            return handle.backup_bytes > 0
+        if not self._store.lend(weights.bytes):
+            return False
+        weights.lent_bytes = weights.bytes
+        begin = self._clock()
+        try:
+            handle.back_up()
+        except ConductorError as error:
+            log.warning("%s is not backed up: %s", weights.path, error.info.message)
+            weights.unbackable = True
+        if handle.backup_bytes:
+            took_ms = (self._clock() - begin) / 1e6
+            self._residency.rates.note("back_up", handle.backup_bytes, took_ms)
+            if not self._store.lend(max(0, handle.backup_bytes - weights.lent_bytes)):
+                handle.drop_backup()
+                weights.unbackable = True
+            else:
+                weights.lent_bytes = max(weights.lent_bytes, handle.backup_bytes)
+        self._settle(weights)
+        return handle.backup_bytes > 0
+
+    def drop_backup(self, weights: Weights) -> None:
+        """Give the pinned memory of weights that are awake back."""
+        assert not weights.asleep
+        if weights.handle is not None:
+            weights.handle.drop_backup()
+        self._settle(weights)
+
+    def _settle(self, weights: Weights) -> None:
+        """Give back to the store what the backup does not take (any more)."""
+        taken = weights.handle.backup_bytes if weights.handle else 0
+        if weights.lent_bytes > taken:
+            self._store.take_back(weights.lent_bytes - taken)
+            weights.lent_bytes = taken
+        self._residency.revision += 1
+
+    # --- sleep --------------------------------------------------------------------------------
+
+    def sleep(self, weights: Weights) -> None:
+        """Give the device's memory back.
+
+        Raises:
+            ConductorError: ``sleep_failed``: they are in an unknown state, free them.
+        """
+        assert weights.handle is not None
+        assert not weights.asleep
+        begin = self._clock()
+        weights.handle.sleep()
+        weights.asleep = True
+        took_ms = (self._clock() - begin) / 1e6
+        self._residency.rates.note("sleep_weights", weights.bytes, took_ms)
+        self._residency.revision += 1
+
+    def start_wake(self, weights: Weights) -> None:
+        """Wake weights; on a GPU beside what else the caller does until :meth:`join`. Their
+        bytes count from now on."""
+        assert weights.asleep
+        weights.asleep = False
+        self._residency.revision += 1
+        if self._engine.device_kind != "cuda":
+            self._wake(weights)
+            return
+        thread = threading.Thread(target=self._wake, args=(weights,), name="waker", daemon=True)
+        self._wakes.append((weights, thread))
+        thread.start()
+
+    def join(self) -> None:
+        """Wait for all wakes that were started.
+
+        Raises:
+            ConductorError: ``wake_failed``: the first that failed; they all sleep on.
+        """
+        while self._wakes:
+            self._wakes.pop()[1].join()
+        errors, self._errors = self._errors, []
+        if errors:
+            raise errors[0]
+
+    def _wake(self, weights: Weights) -> None:
+        assert weights.handle is not None
+        begin = self._clock()
+        try:
+            weights.handle.wake()
+        except Exception as error:
+            weights.asleep = True
+            self._errors.append(error)
+            return
+        weights.used_ns = self._clock()
+        self._residency.rates.note("wake_weights", weights.bytes, (weights.used_ns - begin) / 1e6)
+
+
+def waits(error: Exception) -> bool:
+    """Whether a job should go on waiting for room after ``error``: others have taken the memory
+    that the ledger counts as free. It is to be measured again at once."""
+    return isinstance(error, ConductorError) and error.reason == "wake_failed" and error.retryable
+
+
+def _backup_view(weights: Weights) -> BackupView:
+    handle = weights.handle
+    assert handle is not None
+    return BackupView(
+        weights.model,
+        handle.backup_bytes or weights.bytes,
+        backed=handle.backup_bytes > 0,
+        can=handle.sleepable and not weights.asleep and not weights.unbackable,
+        stays=weights.asleep and weights.readers > 0,
+        used_ns=weights.used_ns,
+    )
