@@ -11,12 +11,15 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
 from vram_conductor.protocol import limits
 from vram_conductor.protocol.errors import InvalidArgument
 from vram_conductor.protocol.values import DeviceKind, KVType, LedgerMode
+
+SleepMode = Literal["auto", "off"]
 
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]i?B|B)?\s*", re.IGNORECASE)
 _UNIT = {"b": 0, "k": 1, "m": 2, "g": 3, "t": 4}
@@ -55,6 +58,8 @@ class DeviceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         host_cap: bytes of shared memory for parked states.
         threads: CPU threads for compute; 0 means all cores.
         n_ubatch: micro-batch in tokens; 0 means 512 on cuda, 64 on cpu.
+        sleep: cuda: ``auto``: models that have to make room keep their addresses and sleep,
+            where that can be done; ``off``: they are always unloaded and loaded again.
         managed: whether ``conductor up`` starts this device's worker itself.
     """
 
@@ -66,6 +71,7 @@ class DeviceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     host_cap: str | int = "4 GiB"
     threads: int = 0
     n_ubatch: int = 0
+    sleep: SleepMode = "auto"
     managed: bool = True
 
 
@@ -76,6 +82,7 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         orphan_ms: how long a running job outlives its lost session. None: ORPHAN_MS where the
             client may come back, and not at all where its process is known to have ended (ipc).
         worker_wait_ms: how long REGISTER waits for a device whose worker is away; 0: not at all.
+        lease_wait_ms: how long a lease may wait until agents have made room for it.
     """
 
     clients: str = ""
@@ -92,6 +99,7 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     orphan_ms: int | None = None
     heartbeat_ms: int = limits.HEARTBEAT_MS
     worker_wait_ms: int = 15_000
+    lease_wait_ms: int = 30_000
     estimate_timeout_ms: int = 30_000
     load_timeout_ms: int = 600_000
     drain_ms: int = 10_000
@@ -230,8 +238,8 @@ def overlay(
     Args:
         config: what the file says (or the defaults).
         env: the process environment. ``VRAM_CONDUCTOR_BROKER_*`` and ``VRAM_CONDUCTOR_WORKER_*``
-            count, other names are somebody else's. Lists are separated by ``:``; an empty
-            variable is as good as none.
+            count, and ``VRAM_CONDUCTOR_DEVICE_SLEEP`` for every device; other names are somebody
+            else's. Lists are separated by ``:``; an empty variable is as good as none.
         flags: ``{"broker": {"state_dir": "/var/lib/x"}}``; a None value was not given.
 
     Raises:
@@ -239,6 +247,8 @@ def overlay(
             variable or the flag.
     """
     given: dict[str, list[tuple[str, str, object]]] = {section: [] for section in _SECTIONS}
+    sleep = env.get(f"{ENV_PREFIX}DEVICE_SLEEP")
+    given["device"] = [(f"{ENV_PREFIX}DEVICE_SLEEP", "sleep", sleep)] if sleep else []
     for name in sorted(env):
         section, _, key = name.removeprefix(ENV_PREFIX).lower().partition("_")
         if name.startswith(ENV_PREFIX) and section in _SECTIONS and env[name]:
@@ -248,7 +258,8 @@ def overlay(
             if value is not None:
                 given[section].append((f"--{key.replace('_', '-')}", key, value))
     parts = {section: _override(getattr(config, section), given[section]) for section in _SECTIONS}
-    return msgspec.structs.replace(config, **parts)
+    devices = [_override(device, given["device"]) for device in config.device]
+    return msgspec.structs.replace(config, **parts, device=devices)
 
 
 def _override(base: msgspec.Struct, given: list[tuple[str, str, object]]) -> msgspec.Struct:

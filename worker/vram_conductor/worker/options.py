@@ -6,12 +6,13 @@ import argparse
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import NoReturn, get_args
 
 from vram_conductor.protocol.config import (
     CONFIG_HELP,
     Config,
     DeviceConfig,
+    SleepMode,
     find_config,
     load_config,
     overlay,
@@ -66,14 +67,18 @@ def parse(argv: Sequence[str], env: Mapping[str, str]) -> Options:
     flags = {
         "worker": {name: getattr(given, name) for name in names},
         "broker": {"workers": given.workers},
+        "device": {"sleep": given.sleep},
     }
     config = overlay(load_config(find_config(given.config, env)), env, flags)
+    device = pick_device(config, given.device)
+    if not config.device:
+        device = overlay(Config(device=[device]), env, {"device": flags["device"]}).device[0]
     for key in ("sample_ms", "hang_ms"):
         if getattr(config.worker, key) < 1:
             raise InvalidArgument("bad_config", f"worker.{key} must be at least 1", key=key)
     return Options(
         config=config,
-        device=pick_device(config, given.device),
+        device=device,
         supervised_fd=given.supervised_fd,
         log_format=given.log_format,
         log_level=given.log_level,
@@ -125,6 +130,9 @@ def _parser() -> _Parser:
     parser.add_argument("--workers", metavar="ENDPOINT", help="the broker's endpoint for workers")
     for name, text in _WORKER_FLAGS.items():
         parser.add_argument(f"--{name}", type=int if name.endswith("-ms") else str, help=text)
+    parser.add_argument(
+        "--sleep", choices=get_args(SleepMode), help="whether the memory of a cuda device may sleep"
+    )
     parser.add_argument(
         "--supervised-fd", type=int, metavar="N", help="leave when descriptor N reads end of file"
     )

@@ -25,6 +25,7 @@ from vram_conductor.protocol.errors import (
     Internal,
     ResourceExhausted,
 )
+from vram_conductor.worker.vmm import preload
 
 ABI = 1
 """Of ``vmm.c``; another one is refused."""
@@ -45,7 +46,7 @@ class TagStat:
         backup_bytes: pinned host memory.
         allocations: number of ``cudaMalloc`` that were not freed yet.
         wake_map_ns: the last wake: creating and mapping memory, in nanoseconds.
-        wake_copy_ns: the last wake: from then on until the contents were back.
+        wake_copy_ns: the last wake: all the rest, which is waiting for the copies.
     """
 
     bytes: int
@@ -100,20 +101,23 @@ class Vmm:
 
     @classmethod
     def open(cls) -> Vmm:
-        """The library that this process was started with.
+        """The library that this process was started with. Initialises the CUDA driver: call it
+        when ``CUDA_VISIBLE_DEVICES`` is as it is to be.
 
         Raises:
             FailedPrecondition: ``vmm_unavailable``: it was not preloaded, is of another version,
                 or the driver cannot do it; the message says why and what to do.
         """
         library = ctypes.CDLL(None)
-        try:
-            library.vmm_abi.restype = ctypes.c_int
-            abi = int(library.vmm_abi())
-        except AttributeError:
+        if (why := preload.reason()) or not preload.loaded():
             raise FailedPrecondition(
-                "vmm_unavailable", "the worker was started without the preload library"
-            ) from None
+                "vmm_unavailable",
+                why
+                or "this process was started without the preload library: start a worker with "
+                "`conductor up` or `conductor worker`",
+            )
+        library.vmm_abi.restype = ctypes.c_int
+        abi = int(library.vmm_abi())
         if abi != ABI:
             raise FailedPrecondition(
                 "vmm_unavailable",
@@ -227,8 +231,8 @@ class Vmm:
         raise Internal("wake_failed", f"device memory cannot be woken: {_text(failure)}")
 
     def free_bytes(self) -> int:
-        """Free memory of the device now, as the driver tells it. Needs a CUDA context, which
-        the first allocation in a region makes.
+        """Free memory of the device now, as the driver tells it. Makes a CUDA context where
+        there is none.
 
         Raises:
             Internal: ``driver_error``.
