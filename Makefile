@@ -4,7 +4,7 @@ PY := .venv/bin/python
 # Gemma 3 270M is under its own terms: opt-in for the demo (GEMMA=1), test input unless GEMMA=0.
 GEMMA ?=
 .DEFAULT_GOAL := help
-.PHONY: help setup models demo test check format bench vectors clean
+.PHONY: help setup models demo test check format bench gpu-suite vectors clean
 
 help: ## show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -30,6 +30,9 @@ check: setup ## ruff, mypy strict, golden vectors
 format: setup ## let ruff fix and format
 	@$(PY) -m ruff check --fix .
 	@$(PY) -m ruff format .
+
+gpu-suite: ## on a CUDA host: gpu tests and all benches, into $$OUT or build/gpu-suite
+	@$(PYTHON) scripts/gpu_suite.py $(SUITE)
 
 bench: models ## the numbers of docs/performance.md, as ratios within one run
 	@$(PY) bench/run.py

@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 from vram_conductor.client import (
     cli_agents,
+    cli_bench,
     cli_decode,
     cli_demo,
     cli_models,
@@ -97,7 +98,7 @@ def parser() -> argparse.ArgumentParser:
     common = argparse.ArgumentParser(add_help=False)
     _add_common(common, json=argparse.SUPPRESS, config=argparse.SUPPRESS)
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for module in (cli_run, cli_agents, cli_decode, cli_models, doctor, cli_demo):
+    for module in (cli_run, cli_agents, cli_decode, cli_models, doctor, cli_demo, cli_bench):
         module.add(commands, common)
     return top
 

@@ -252,6 +252,9 @@ def _reports() -> Cases:
     place = commands.Place(
         conversation=CONVERSATION, where="parked", n_tokens=700, parked_bytes=16_000_000
     )
+    residency = commands.Residency(
+        broker_epoch=EPOCH, worker_epoch=WORKER_EPOCH, seq=1, memory=MEMORY
+    )
     return {
         "ready": (ready, []),
         "ready_full": (
@@ -266,16 +269,11 @@ def _reports() -> Cases:
             ),
             [],
         ),
-        "residency": (
-            commands.Residency(broker_epoch=EPOCH, worker_epoch=WORKER_EPOCH, seq=1, memory=MEMORY),
-            [],
-        ),
+        "residency": (residency, []),
         "residency_full": (
-            commands.Residency(
-                broker_epoch=EPOCH,
-                worker_epoch=WORKER_EPOCH,
+            msgspec.structs.replace(
+                residency,
                 seq=2,
-                memory=MEMORY,
                 lines=[Line("base", 1), Line("pool:ab12@q8_0", 2, True, "4096 cells × 2", SHAPE)],
                 host_lines=[Line("parked:local/coder/main", 16_000_000)],
                 places=[place],

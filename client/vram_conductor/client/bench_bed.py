@@ -1,0 +1,145 @@
+"""A private conductor that a bench measures through: client, broker and worker for real."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from vram_conductor.client.bench_setting import Setting
+from vram_conductor.client.reply import Reply
+from vram_conductor.client.stage import Stage, StageDevice
+from vram_conductor.client.sync import Conductor
+from vram_conductor.protocol.errors import ConductorError
+from vram_conductor.protocol.status import AgentStatus, DeviceStatus
+from vram_conductor.protocol.values import LedgerMode, MoveRate, Usage
+
+TURN_S = 300.0
+SETTLE_S = 2.0
+HOST_CAP_BYTES = {"cuda": 8 << 30, "cpu": 1 << 30}
+POLL_S = 0.005
+_IDS = range(1000, 2000)
+"""Token ids that are text in every usual vocabulary."""
+
+
+def token_ids(count: int, seed: int) -> list[int]:
+    """A prompt of ``count`` tokens, always the same for a seed."""
+    draw = random.Random(seed)
+    return [draw.choice(_IDS) for _ in range(count)]
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One short job, as the client saw it.
+
+    Attributes:
+        ttft_ms: from the call to the first piece of text.
+        usage: the receipt.
+    """
+
+    ttft_ms: float
+    usage: Usage
+
+
+class Bed:
+    """A stage that runs with one device, and a client.
+
+    Attributes:
+        device: the device's id.
+        stage, conductor: the system and the client.
+    """
+
+    def __init__(self, device: str, stage: Stage, conductor: Conductor) -> None:
+        self.device = device
+        self.stage = stage
+        self.conductor = conductor
+
+    # --- looking ------------------------------------------------------------------------------
+
+    def status(self) -> DeviceStatus:
+        """The device in STATUS."""
+        return next(item for item in self.conductor.status().devices if item.device == self.device)
+
+    def agent(self, name: str) -> AgentStatus:
+        """An agent in LIST."""
+        return next(item for item in self.conductor.list() if item.agent == name)
+
+    def rates(self) -> dict[str, MoveRate]:
+        """What moves took, once the worker has reported all that it did: reports are paced."""
+        before, until = None, time.monotonic() + SETTLE_S
+        while (now := self.status().rates) != before and time.monotonic() < until:
+            before = now
+            threading.Event().wait(0.12)
+        return now
+
+    def moved(self, kind: str, count: int, wait_s: float) -> MoveRate | None:
+        """The rate of ``kind`` once more than ``count`` moves were reported; None: in time
+        there was none."""
+        until = time.monotonic() + wait_s
+        while time.monotonic() < until:
+            found = self.status().rates.get(kind)
+            if found is not None and found.count > count:
+                return found
+            threading.Event().wait(POLL_S)
+        return None
+
+    def kv_bytes(self, agent: str) -> int:
+        """Size of an agent's parked states, once there is one."""
+        until = time.monotonic() + SETTLE_S
+        while time.monotonic() < until:
+            held = sum(item.parked_bytes for item in self.agent(agent).conversations)
+            if held:
+                return held
+            threading.Event().wait(POLL_S)
+        return 0
+
+    # --- doing --------------------------------------------------------------------------------
+
+    def start(self, agent: str, tokens: Sequence[int], **options: Any) -> Reply:
+        """A greedy job that appends."""
+        given = {"continue_": True, "temperature": 0, "return_ids": True, **options}
+        return self.conductor.decode(agent, tokens=list(tokens), **given)
+
+    def turn(self, agent: str, tokens: Sequence[int], **options: Any) -> Turn:
+        """A short job to its end."""
+        began = time.perf_counter()
+        reply = self.start(agent, tokens, **{"max_tokens": 4, **options})
+        for _ in reply:
+            break
+        ttft_ms = 1000 * (time.perf_counter() - began)
+        return Turn(ttft_ms, reply.result(TURN_S).usage)
+
+
+@contextlib.contextmanager
+def open_bed(
+    setting: Setting,
+    mode: LedgerMode,
+    capacity_bytes: int,
+    *,
+    host_cap_bytes: int = 0,
+    worker: str = "",
+) -> Iterator[Bed]:
+    """Start everything; ``capacity_bytes`` 0 on cuda: the whole card.
+
+    Raises:
+        Unavailable: ``broker_failed``, ``no_worker``.
+    """
+    device = StageDevice(
+        id=setting.device,
+        kind=setting.kind,
+        capacity_bytes=capacity_bytes,
+        host_cap_bytes=host_cap_bytes or HOST_CAP_BYTES[setting.kind],
+        mode=mode,
+        threads=setting.threads,
+    )
+    stage = Stage([device], worker=f"model_dirs = {setting.folders!r}\n{worker}")
+    try:
+        with stage, Conductor(stage.endpoint, client="bench") as conductor:
+            yield Bed(setting.device, stage, conductor)
+    except ConductorError:
+        stage.keep = True
+        raise

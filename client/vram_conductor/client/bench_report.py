@@ -1,0 +1,131 @@
+"""What a bench found: figures beside what is wanted of them, as a table and as JSON. *Pure.*"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from vram_conductor.client.text import table
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One measured number.
+
+    Attributes:
+        what: in words.
+        value: None if it could not be measured; ``note`` says why.
+        unit: ``ms``, ``GB/s``, ``%``, ``x`` …
+        wanted: what it should be at least or at most; None: it is for orientation only.
+        relation: how value and wanted compare when it is good.
+        key: its name in the JSON, for programs.
+    """
+
+    key: str
+    what: str
+    value: float | None
+    unit: str = ""
+    wanted: float | None = None
+    relation: Literal[">=", "<="] = "<="
+    note: str = ""
+
+    @property
+    def reached(self) -> bool | None:
+        """Whether it is as wanted; None if nothing was wanted or measured."""
+        if self.wanted is None or self.value is None:
+            return None
+        if self.relation == ">=":
+            return self.value >= self.wanted
+        return self.value <= self.wanted
+
+    def row(self) -> list[str]:
+        """what, measured, wanted, verdict, note."""
+        value = "-" if self.value is None else number(self.value, self.unit)
+        wanted = "" if self.wanted is None else f"{self.relation} {number(self.wanted, self.unit)}"
+        verdict = {True: "reached", False: "MISSED", None: ""}[self.reached]
+        return [self.what, value, wanted, verdict, self.note]
+
+
+@dataclass
+class BenchReport:
+    """All that one bench found.
+
+    Attributes:
+        bench: its name.
+        device, device_name: where.
+        setting: what it was run with.
+        figures: the table.
+        data: series for pictures and for who wants to look closer.
+        notes: what was left out, and why.
+    """
+
+    bench: str
+    device: str
+    device_name: str = ""
+    setting: dict[str, Any] = field(default_factory=dict)
+    figures: list[Figure] = field(default_factory=list)
+    data: dict[str, Any] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def add(self, figure: Figure) -> None:
+        """One more row."""
+        self.figures.append(figure)
+
+    def figure(self, key: str) -> Figure | None:
+        """The figure of that name, if there is one."""
+        return next((figure for figure in self.figures if figure.key == key), None)
+
+    def json(self) -> dict[str, Any]:
+        """Plain values, the verdicts included."""
+        return {
+            "bench": self.bench,
+            "device": self.device,
+            "device_name": self.device_name,
+            "setting": self.setting,
+            "figures": [
+                {
+                    "key": figure.key,
+                    "what": figure.what,
+                    "value": figure.value,
+                    "unit": figure.unit,
+                    "wanted": figure.wanted,
+                    "relation": figure.relation,
+                    "reached": figure.reached,
+                    "note": figure.note,
+                }
+                for figure in self.figures
+            ],
+            "notes": self.notes,
+            "data": self.data,
+        }
+
+    def text(self, width: int) -> str:
+        """The table for a terminal."""
+        name = f" ({self.device_name})" if self.device_name else ""
+        head = f"{self.bench} on {self.device}{name}"
+        header = ["", "measured", "wanted", "", ""]
+        rows = [figure.row() for figure in self.figures]
+        lines = table(header, rows, right=(1,), width=width, wrap=(0, 4)) if rows else ""
+        notes = "\n".join(f"note: {note}" for note in self.notes)
+        return "\n".join(part for part in (head, lines, notes) if part)
+
+
+def number(value: float, unit: str) -> str:
+    """Three significant digits or so, with the unit."""
+    size = abs(value)
+    digits = 0 if size >= 100 or float(value).is_integer() else 1 if size >= 10 else 2
+    return f"{value:,.{digits}f} {unit}".rstrip()
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The value that ``share`` (0 to 1) of ``values`` do not exceed (nearest rank)."""
+    ordered = sorted(values)
+    return ordered[max(0, math.ceil(len(ordered) * share) - 1)]
+
+
+def median(values: Sequence[float]) -> float:
+    """Of at least one value."""
+    return float(statistics.median(values))

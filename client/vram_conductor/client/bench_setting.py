@@ -1,0 +1,183 @@
+"""What every bench is told, and what it asks of the worker's side in processes of their own."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from vram_conductor.client.probing import INSTALL
+from vram_conductor.protocol.errors import (
+    ErrorInfo,
+    FailedPrecondition,
+    Internal,
+    InvalidArgument,
+    NotFound,
+    error_from_info,
+)
+from vram_conductor.protocol.values import DeviceKind
+
+CHILD_S = 300.0
+RANDOM_CUDA = ("0.36B", "0.5B", "1.2B")
+RANDOM_CPU = ("tiny-1", "tiny-2", "tiny-3")
+
+
+@dataclass(frozen=True)
+class BenchModel:
+    """A GGUF to measure with; ``name`` is for tables."""
+
+    name: str
+    path: str
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One bench's circumstances.
+
+    Attributes:
+        device: ``cpu`` or ``cuda:N``.
+        models: smallest first.
+        rounds: 0: as many as the bench finds right for this kind of device.
+        threads: compute threads on cpu; 0: all.
+        until_s: when to be done, on ``time.monotonic``'s clock: later rounds are left out.
+    """
+
+    device: str
+    models: tuple[BenchModel, ...]
+    rounds: int = 0
+    threads: int = 0
+    until_s: float = math.inf
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def kind(self) -> DeviceKind:
+        return "cuda" if self.on_cuda else "cpu"
+
+    @property
+    def on_cuda(self) -> bool:
+        return self.device.startswith("cuda")
+
+    @property
+    def folders(self) -> list[str]:
+        """Where the worker may load from."""
+        return sorted({str(Path(model.path).parent) for model in self.models})
+
+    def number(self, cuda: int, cpu: int) -> int:
+        """``rounds``, or what is right for this kind of device."""
+        return self.rounds or (cuda if self.on_cuda else cpu)
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until the bench should be done."""
+        return max(0.0, self.until_s - time.monotonic())
+
+    def need(self, models: int) -> None:
+        """Raises InvalidArgument ``too_few_models``."""
+        if len(self.models) < models:
+            raise InvalidArgument(
+                "too_few_models",
+                f"this bench needs {models} models, {len(self.models)} were named: give more with "
+                "--models, or sizes with --random",
+                needed=models,
+                given=len(self.models),
+            )
+
+    def plain(self) -> dict[str, Any]:
+        """For the JSON."""
+        return {
+            "models": [{"name": model.name, "bytes": model.bytes} for model in self.models],
+            "rounds": self.rounds,
+            **self.extra,
+        }
+
+
+def check_device(name: str) -> str:
+    """``cpu`` or ``cuda:N``.
+
+    Raises:
+        InvalidArgument: ``no_such_device``.
+    """
+    kind, _, index = name.partition(":")
+    if kind not in ("cpu", "cuda") or (index and not index.isdecimal()):
+        raise InvalidArgument(
+            "no_such_device", f"{name!r} is no device; write cpu, cuda:0 …", device=name
+        )
+    return f"cuda:{index or 0}" if kind == "cuda" else name
+
+
+def given_models(paths: Sequence[str]) -> tuple[BenchModel, ...]:
+    """Files that a user named, smallest first.
+
+    Raises:
+        NotFound: ``no_such_model``.
+    """
+    found = []
+    for path in map(Path, paths):
+        if not path.is_file():
+            raise NotFound("no_such_model", f"{path} is no file", path=str(path))
+        found.append(BenchModel(path.stem, str(path.resolve()), path.stat().st_size))
+    return tuple(sorted(found, key=lambda model: model.bytes))
+
+
+def random_models(sizes: Sequence[str], folder: Path | None = None) -> tuple[BenchModel, ...]:
+    """Random-weight models of these sizes, smallest first, made now or found from the last time.
+
+    Raises:
+        InvalidArgument: ``unknown_size``.
+        FailedPrecondition: ``gguf_missing``, ``worker_missing``.
+    """
+    base = folder or Path(tempfile.gettempdir()) / f"vram-conductor-bench-{os.getuid()}"
+    rows = ask_worker("models", "--folder", str(base), *sizes)
+    found = [BenchModel(row["size"], row["path"], row["bytes"]) for row in rows]
+    return tuple(sorted(found, key=lambda model: model.bytes))
+
+
+def worker_command(*arguments: str) -> list[str]:
+    """Command line of the worker's part of the benches."""
+    return [sys.executable, "-m", "vram_conductor.worker.bench", *arguments]
+
+
+def ask_worker(*arguments: str, timeout_s: float = CHILD_S) -> Any:
+    """Run ``vram_conductor.worker.bench``; its JSON value.
+
+    Raises:
+        ConductorError: what it failed with.
+        FailedPrecondition: ``worker_missing``: it cannot be imported.
+        Internal: ``bench_failed``: it said nothing that can be understood.
+    """
+    command = worker_command(*arguments)
+    try:
+        result = subprocess.run(
+            command, capture_output=True, text=True, timeout=timeout_s, stdin=subprocess.DEVNULL
+        )
+    except subprocess.TimeoutExpired:
+        raise Internal(
+            "bench_failed", f"bench {arguments[0]} gave no answer within {timeout_s:.0f} s"
+        ) from None
+    try:
+        value = msgspec.json.decode(result.stdout)
+    except msgspec.DecodeError:
+        raise _silent(arguments[0], result.returncode, result.stderr) from None
+    if isinstance(value, dict) and "error" in value:
+        raise error_from_info(msgspec.convert(value["error"], ErrorInfo))
+    return value
+
+
+def _silent(verb: str, code: int, said: str) -> FailedPrecondition | Internal:
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    last = lines[-1] if lines else f"exit code {code}, no output"
+    if last.startswith(("ModuleNotFoundError", "ImportError")):
+        return FailedPrecondition(
+            "worker_missing", f"the worker's side of the benches cannot run ({last}); {INSTALL}"
+        )
+    return Internal("bench_failed", f"bench {verb} failed: {last}")

@@ -1,0 +1,124 @@
+"""``conductor bench``: what this machine makes of the product, measured through all of it."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from vram_conductor.client import bench_parallel
+from vram_conductor.client.bench_plot import load_pyplot, plot
+from vram_conductor.client.bench_report import BenchReport
+from vram_conductor.client.bench_setting import (
+    RANDOM_CPU,
+    RANDOM_CUDA,
+    BenchModel,
+    Setting,
+    check_device,
+    given_models,
+    random_models,
+)
+from vram_conductor.client.cli_run import check_worker_packages
+from vram_conductor.client.output import Output
+from vram_conductor.protocol.errors import InvalidArgument
+
+Measure = Callable[[Setting, Callable[[str], None]], BenchReport]
+
+BENCHES: dict[str, tuple[Measure, str]] = {
+    "parallel": (bench_parallel.measure, "several models at once over one after the other"),
+}
+
+_ABOUT = """\
+Starts a private broker and worker, measures through client, broker and worker, and stops them.
+Every figure stands beside what is wanted of it and beside a reference of the same run. Without
+--models it measures with random-weight models, which are made on the spot and kept in the
+temporary folder for the next time.
+"""
+
+
+def add(commands: Any, common: argparse.ArgumentParser) -> None:
+    """Register ``bench`` and its verbs. ``common`` is not for them: here --json takes a file."""
+    bench = commands.add_parser(
+        "bench", help="measure switching, parallel decode, estimates, leaks", description=_ABOUT
+    )
+    verbs = bench.add_subparsers(dest="verb", metavar="BENCH", required=True)
+    for name, (_, help_text) in BENCHES.items():
+        verb = verbs.add_parser(name, help=help_text, description=_ABOUT)
+        verb.add_argument("--device", default="cpu", help="cpu (default), cuda:0, cuda:1 …")
+        which = verb.add_mutually_exclusive_group()
+        which.add_argument("--models", nargs="+", metavar="FILE", help="GGUF files")
+        which.add_argument(
+            "--random",
+            metavar="SIZES",
+            help=f"random-weight models, e.g. {','.join(RANDOM_CUDA)} (default on cuda)",
+        )
+        verb.add_argument("--rounds", type=int, default=0, help="default: what the bench needs")
+        verb.add_argument("--threads", type=int, default=0, help="cpu: compute threads; 0: all")
+        verb.add_argument(
+            "--seconds", type=float, default=600.0, help="fewer rounds than would take longer"
+        )
+        verb.add_argument(
+            "--json",
+            nargs="?",
+            const="-",
+            default=None,
+            dest="json_file",
+            metavar="FILE",
+            help="write everything to FILE; without FILE, to stdout in place of the table",
+        )
+        verb.add_argument("--plot", metavar="FILE", help="draw a picture (PNG)")
+        verb.set_defaults(run=_run)
+
+
+def _run(args: argparse.Namespace, output: Output) -> int:
+    check_worker_packages()
+    if args.json or args.json_file == "-":
+        output = Output(json=True)
+    if args.plot:
+        # Said before minutes of measuring, not after.
+        load_pyplot()
+    setting = make_setting(args)
+    measure, _ = BENCHES[args.verb]
+    with output.waiting(f"bench {args.verb}"):
+        report = measure(setting, _say(output))
+    output.text(report.text(output.width))
+    output.value(report.json())
+    if args.json_file not in (None, "-"):
+        data = msgspec.json.format(msgspec.json.encode(report.json()), indent=1)
+        Path(args.json_file).write_bytes(data + b"\n")
+    if args.plot:
+        plot(report, Path(args.plot))
+    return 0
+
+
+def _say(output: Output) -> Callable[[str], None]:
+    """Steps are news for a log; a terminal shows the living line."""
+    return (lambda text: None) if sys.stderr.isatty() else output.news
+
+
+def make_setting(args: argparse.Namespace) -> Setting:
+    """What was asked for, models made.
+
+    Raises:
+        InvalidArgument: ``no_such_device``, ``unknown_size``, ``bad_value``.
+        NotFound: ``no_such_model``.
+        FailedPrecondition: ``gguf_missing``, ``worker_missing``.
+    """
+    if args.rounds < 0 or args.threads < 0:
+        raise InvalidArgument("bad_value", "--rounds and --threads must not be negative")
+    device = check_device(args.device)
+    until_s = time.monotonic() + args.seconds
+    return Setting(device, _models(args, device), args.rounds, args.threads, until_s)
+
+
+def _models(args: argparse.Namespace, device: str) -> tuple[BenchModel, ...]:
+    if args.models:
+        return given_models(args.models)
+    usual = RANDOM_CUDA if device.startswith("cuda") else RANDOM_CPU
+    sizes = args.random.split(",") if args.random else usual
+    return random_models([size.strip() for size in sizes if size.strip()])

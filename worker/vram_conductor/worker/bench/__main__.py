@@ -1,0 +1,68 @@
+"""``python -m vram_conductor.worker.bench``: parts of the benches that need the worker's side."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from vram_conductor.protocol.errors import ConductorError
+from vram_conductor.worker.bench.memory import watch
+from vram_conductor.worker.bench.random_models import make_random
+from vram_conductor.worker.bench.random_shapes import find_shape
+from vram_conductor.worker.bench.rates import COPY_BYTES, REPEATS, copy_rates
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Prints one JSON value; an error is ``{"error": …}`` and exit code 1."""
+    args = _parser().parse_args(argv)
+    try:
+        value = args.run(args)
+    except ConductorError as error:
+        value = {"error": error.info}
+    if value is not None:
+        sys.stdout.write(msgspec.json.encode(value).decode() + "\n")
+    return 1 if isinstance(value, dict) and "error" in value else 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="vram_conductor.worker.bench", description=__doc__)
+    verbs = parser.add_subparsers(required=True)
+    models = verbs.add_parser("models", help="make random-weight GGUFs")
+    models.add_argument("sizes", nargs="+")
+    models.add_argument("--folder", type=Path, required=True)
+    models.set_defaults(run=_models)
+    rates = verbs.add_parser("rates", help="copy rates of the hardware")
+    rates.add_argument("--device", default="cpu")
+    rates.add_argument("--bytes", type=int, default=COPY_BYTES)
+    rates.add_argument("--repeats", type=int, default=REPEATS)
+    rates.set_defaults(run=lambda args: copy_rates(args.device, args.bytes, args.repeats))
+    memory = verbs.add_parser("memory", help="memory in use, sampled until stdin ends")
+    memory.add_argument("--device", default="cpu")
+    memory.add_argument("--pid", type=int, default=0)
+    memory.add_argument("--period-ms", type=int, default=50)
+    memory.set_defaults(run=lambda args: watch(args.device, args.pid, args.period_ms))
+    return parser
+
+
+def _models(args: argparse.Namespace) -> list[dict[str, Any]]:
+    found = []
+    for size in args.sizes:
+        shape, path = find_shape(size), make_random(size, args.folder)
+        found.append(
+            {
+                "size": size,
+                "path": str(path.resolve()),
+                "bytes": path.stat().st_size,
+                "parameters": shape.parameters,
+            }
+        )
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())
