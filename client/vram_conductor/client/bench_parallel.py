@@ -33,7 +33,7 @@ def measure(setting: Setting, say: Callable[[str], None]) -> BenchReport:
             say(f"registering {model.name}")
             bed.conductor.register(model.name, model.path, n_ctx=n_ctx, device=setting.device)
         _streams(bed, models, 8, at_once=False)
-        rounds = []
+        rounds: list[tuple[list[Stream], list[Stream]]] = []
         for index in range(setting.number(cuda=5, cpu=2)):
             if rounds and not setting.left_s:
                 report.notes.append(f"{index} rounds only: the time was over")
