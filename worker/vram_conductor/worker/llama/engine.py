@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Literal
 
+from vram_conductor.protocol.errors import FailedPrecondition
 from vram_conductor.worker.llama.estimate import LlamaEstimator
 from vram_conductor.worker.llama.library import check_device, library
 from vram_conductor.worker.llama.model import LlamaModel
 from vram_conductor.worker.llama.options import EngineOptions
 from vram_conductor.worker.llama.vocabulary import Facts
+from vram_conductor.worker.vmm.library import Vmm
+
+log = logging.getLogger(__name__)
+
+Mechanism = Literal["vmm-sleep", "state-swap"]
 
 
 class LlamaEngine:
@@ -19,15 +26,18 @@ class LlamaEngine:
         self.options = options
         self.device_kind: Literal["cuda", "cpu"] = options.device_kind
         self.build: str = library().build
-        self.mechanism: Literal["vmm-sleep", "state-swap"] = "state-swap"
-        self.mechanism_note = "the device is not a GPU"
+        self.mechanism: Mechanism
+        self._vmm, self.mechanism, self.mechanism_note = choose_mechanism(options)
         self.estimator = LlamaEstimator(options)
         self.estimator.start()
         self._facts: dict[str, Facts] = {}
 
     def load(self, path: str, name: str) -> LlamaModel:
         """Load weights."""
-        return LlamaModel(path, name, self.options, self._facts)
+        model = LlamaModel(path, name, self.options, self._facts, self._vmm)
+        if self._vmm is not None and not model.sleepable:
+            log.warning("%s was not loaded into memory that can sleep; it will be unloaded", path)
+        return model
 
     def used_bytes(self) -> int | None:
         """See ``engine.Engine``."""
@@ -36,3 +46,16 @@ class LlamaEngine:
     def close(self) -> None:
         """End the estimator's child process; models and pools are closed by their owner."""
         self.estimator.close()
+
+
+def choose_mechanism(options: EngineOptions) -> tuple[Vmm | None, Mechanism, str]:
+    """How device memory is given back here, and why so."""
+    if options.device_kind == "cpu":
+        return None, "state-swap", "states are copied between slots and shared memory"
+    try:
+        vmm = Vmm.open()
+    except FailedPrecondition as error:
+        note = f"{error.info.message}; pools are closed and weights are unloaded instead"
+        log.warning("nothing can sleep: %s", note)
+        return None, "state-swap", note
+    return vmm, "vmm-sleep", "weights and pools sleep and wake at fixed addresses"

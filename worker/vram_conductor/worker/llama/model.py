@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 
 from llama_cpp import llama_cpp as ll
@@ -18,19 +19,30 @@ from vram_conductor.worker.llama.sampler import LlamaSampler
 from vram_conductor.worker.llama.sizes import measured_weights
 from vram_conductor.worker.llama.template import ChatTemplate
 from vram_conductor.worker.llama.vocabulary import Facts, Vocabulary
+from vram_conductor.worker.vmm.library import Vmm
+from vram_conductor.worker.vmm.tagged import Tagged
 
 
 class LlamaModel:
     """See ``engine.Model``. The vocabulary may be used by any thread while the model is open."""
 
     def __init__(
-        self, path: str, name: str, options: EngineOptions, facts: dict[str, Facts] | None = None
+        self,
+        path: str,
+        name: str,
+        options: EngineOptions,
+        facts: dict[str, Facts] | None = None,
+        vmm: Vmm | None = None,
     ) -> None:
-        """``facts``: what is known of vocabularies, shared between loads."""
-        self.sleepable, self.backup_bytes = False, 0
+        """``facts``: what is known of vocabularies, shared between loads. ``vmm``: through which
+        weights and pools can sleep."""
         stat = stat_model(path)
         self._options = options
-        self._model, capture = load_model(path, options, dry=False)
+        self._vmm = vmm
+        self._memory = Tagged(vmm)
+        self._pools: weakref.WeakSet[LlamaPool] = weakref.WeakSet()
+        with self._memory.region():
+            self._model, capture = load_model(path, options, dry=False)
         try:
             self.measured_bytes = measured_weights(capture.texts(), options.device_kind)
             self.info = read_info(self._model, path, name, stat)
@@ -48,7 +60,9 @@ class LlamaModel:
 
     def open_pool(self, shape: PoolShape) -> LlamaPool:
         """Create a context of ``shape``."""
-        return LlamaPool(self._model, self.info, self._options, shape)
+        pool = LlamaPool(self._model, self.info, self._options, shape, self._vmm)
+        self._pools.add(pool)
+        return pool
 
     def tokenize(self, text: str, *, first: bool, most: int | None = None) -> Tokens:
         """Ids of ``text`` with special tokens parsed. Any thread.
@@ -104,20 +118,33 @@ class LlamaModel:
         context = self.info.n_ctx_train or (1 << 16)
         return LlamaSampler(self.info.n_vocab, context, sampling, bias, seed)
 
+    @property
+    def sleepable(self) -> bool:
+        """See ``engine.Model``."""
+        return self._memory.sleepable
+
+    @property
+    def backup_bytes(self) -> int:
+        """See ``engine.Model``."""
+        return self._memory.backup_bytes
+
     def back_up(self) -> None:
         """See ``engine.Model``."""
-        raise NotImplementedError
+        self._memory.back_up()
 
     def drop_backup(self) -> None:
         """See ``engine.Model``."""
+        self._memory.drop_backup()
 
     def sleep(self) -> None:
         """See ``engine.Model``."""
-        raise NotImplementedError
+        for pool in list(self._pools):
+            pool.synchronize()
+        self._memory.sleep(keep=True)
 
     def wake(self) -> None:
         """See ``engine.Model``."""
-        raise NotImplementedError
+        self._memory.wake()
 
     def close(self) -> None:
         """Free the weights. Idempotent."""

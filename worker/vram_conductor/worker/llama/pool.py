@@ -21,6 +21,8 @@ from vram_conductor.worker.llama.library import library
 from vram_conductor.worker.llama.options import EngineOptions
 from vram_conductor.worker.llama.sampler import LlamaSampler
 from vram_conductor.worker.llama.sizes import measured_pool
+from vram_conductor.worker.vmm.library import Vmm
+from vram_conductor.worker.vmm.tagged import Tagged
 
 _NO_CELLS = 1
 """Result of ``llama_decode`` that leaves everything as it was (llama.h)."""
@@ -38,15 +40,21 @@ class LlamaPool:
     """
 
     def __init__(
-        self, model: Any, info: ModelInfo, options: EngineOptions, shape: PoolShape
+        self,
+        model: Any,
+        info: ModelInfo,
+        options: EngineOptions,
+        shape: PoolShape,
+        vmm: Vmm | None = None,
     ) -> None:
         self.shape = shape
-        self.sleepable = False
+        self._buffers = Tagged(vmm)
         self._rollback = info.rollback
         self._n_vocab = info.n_vocab
         self._n_swa = int(ll.llama_model_n_swa(model))
         self._regime = rope_regime(model, shape.cells)
-        self._context, capture = create_context(model, options, shape)
+        with self._buffers.region():
+            self._context, capture = create_context(model, options, shape)
         if not self._context:
             raise ResourceExhausted(
                 "pool_failed",
@@ -71,6 +79,8 @@ class LlamaPool:
             Internal: ``decode_failed``: entries of several slots may be partly in the cache;
                 the slots of this batch must be emptied.
         """
+        if self._buffers.asleep:
+            raise Internal("decode_failed", "the pool sleeps; it must be woken before")
         try:
             self._batch.fill(batch, self.shape.slots)
         except OverflowError as error:
@@ -209,6 +219,8 @@ class LlamaPool:
         self._empty(slot)
         if blob.nbytes == 0:
             return
+        if self._buffers.asleep:
+            raise _state_failed(slot, blob.nbytes, "the pool sleeps")
         if blob.nbytes <= STATE_HEADER.size:
             raise _state_failed(slot, blob.nbytes, "it is shorter than a header")
         magic, regime = STATE_HEADER.unpack_from(blob)
@@ -232,13 +244,29 @@ class LlamaPool:
     def warm_up(self) -> None:
         """See ``engine.Pool``."""
 
+    @property
+    def sleepable(self) -> bool:
+        """See ``engine.Pool``."""
+        return self._buffers.sleepable
+
+    def synchronize(self) -> None:
+        """Wait for what it computes. A batch without logits is still under way after
+        :meth:`decode`."""
+        if self._context:
+            ll.llama_synchronize(self._context)
+
     def sleep(self) -> None:
         """See ``engine.Pool``."""
-        raise NotImplementedError
+        self.synchronize()
+        ll.llama_memory_clear(self._memory, False)
+        self._batch.last = {}
+        self._buffers.sleep(keep=False)
 
     def wake(self) -> None:
-        """See ``engine.Pool``."""
-        raise NotImplementedError
+        """See ``engine.Pool``. The memory comes back with any contents; garbage in cells that are
+        masked can still become NaN, so all of it is cleared."""
+        self._buffers.wake()
+        ll.llama_memory_clear(self._memory, True)
 
     def close(self) -> None:
         """Free the context. Idempotent."""

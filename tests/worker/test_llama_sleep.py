@@ -1,0 +1,167 @@
+"""Sleeping pools and weights on real llama.cpp, over a library that only keeps the books."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+from chats import GREEDY, Chat, greedy, some_ids
+from gguf_models import Spec, make_model
+
+from vram_conductor.protocol.errors import Internal, ResourceExhausted
+from vram_conductor.protocol.values import PoolShape
+from vram_conductor.worker.llama.engine import choose_mechanism
+from vram_conductor.worker.llama.model import LlamaModel
+from vram_conductor.worker.llama.options import EngineOptions
+from vram_conductor.worker.vmm.library import TagStat, Vmm
+
+if TYPE_CHECKING:
+    from vram_conductor.worker.llama.engine import LlamaEngine
+
+SHAPE = PoolShape(256, 2)
+
+
+class Books:
+    """See ``Vmm``. ``full``: the next wake finds no memory."""
+
+    def __init__(self, allocations: int = 1) -> None:
+        self.allocations = allocations
+        self.asleep: dict[int, bool] = {}
+        self.backups: set[int] = set()
+        self.inside: list[int] = []
+        self.full = False
+
+    def new_tag(self) -> int:
+        self.asleep[len(self.asleep) + 1] = False
+        return len(self.asleep)
+
+    @contextmanager
+    def region(self, tag: int) -> Iterator[None]:
+        self.inside.append(tag)
+        yield
+
+    def stat(self, tag: int) -> TagStat:
+        backup = 77 if tag in self.backups else 0
+        return TagStat(100, 0 if self.asleep[tag] else 100, backup, self.allocations)
+
+    def back_up(self, tag: int) -> None:
+        assert not self.asleep[tag]
+        self.backups.add(tag)
+
+    def drop_backup(self, tag: int) -> None:
+        self.backups.discard(tag)
+
+    def sleep(self, tag: int, keep: bool) -> None:
+        assert not self.asleep[tag]
+        assert not keep or tag in self.backups
+        self.asleep[tag] = True
+
+    def wake(self, tag: int) -> None:
+        if self.full:
+            raise ResourceExhausted("wake_failed", "no memory", retryable=True)
+        self.asleep[tag] = False
+
+
+@pytest.fixture
+def books() -> Books:
+    return Books()
+
+
+@pytest.fixture
+def model(engine: LlamaEngine, books: Books) -> Iterator[LlamaModel]:
+    path = str(make_model(Spec()))
+    model = LlamaModel(path, "llama", engine.options, None, cast("Vmm", books))
+    yield model
+    model.close()
+
+
+def test_tokens_are_the_same_after_any_number_of_sleeps(model: LlamaModel, books: Books) -> None:
+    prompt = some_ids(40, 1)
+    still = model.open_pool(SHAPE)
+    expected = greedy(model, still, 0, prompt, 13)
+    still.close()
+    pool = model.open_pool(SHAPE)
+    chat = Chat(model.sampler(GREEDY, [], 0))
+    model.back_up()
+    chat.begin(pool, 0, prompt)
+    for turn in range(4):
+        chat.park(pool, turn % 2)
+        model.sleep()
+        pool.sleep()
+        assert all(books.asleep[tag] for tag in books.inside[:1])
+        assert (pool.pos_min(turn % 2), pool.pos_max(turn % 2)) == (-1, -1)
+        # A pool needs no weights to take its states again.
+        pool.wake()
+        chat.resume(pool, (turn + 1) % 2)
+        model.wake()
+        chat.run(pool, (turn + 1) % 2, 3)
+    pool.close()
+    chat.sampler.close()
+    assert chat.out == expected
+
+
+def test_a_sleeping_pool_is_empty_and_refuses_work(model: LlamaModel, books: Books) -> None:
+    pool = model.open_pool(SHAPE)
+    pool.decode([(0, some_ids(9, 1), 0, True)])
+    blob = bytearray(pool.state_bytes(0))
+    pool.get_state(0, memoryview(blob))
+    pool.sleep()
+    assert pool.state_bytes(0) == 0
+    assert pool.get_state(0, memoryview(bytearray(8))) == 0
+    assert pool.truncate(0, 0)
+    for call in (
+        lambda: pool.decode([(0, some_ids(2, 1), 0, True)]),
+        lambda: pool.set_state(0, memoryview(blob)),
+    ):
+        with pytest.raises(Internal, match="sleeps"):
+            call()
+    books.full = True
+    with pytest.raises(ResourceExhausted) as caught:
+        pool.wake()
+    assert caught.value.reason == "wake_failed"
+    with pytest.raises(Internal, match="sleeps"):
+        pool.set_state(0, memoryview(blob))
+    books.full = False
+    pool.wake()
+    pool.set_state(0, memoryview(blob))
+    assert pool.pos_max(0) == 8
+    pool.sleep()
+    pool.close()
+
+
+def test_a_model_is_backed_up_once_and_closes_in_its_sleep(model: LlamaModel, books: Books) -> None:
+    assert model.sleepable
+    assert model.backup_bytes == 0
+    model.back_up()
+    model.back_up()
+    assert model.backup_bytes == 77
+    model.drop_backup()
+    model.drop_backup()
+    assert model.backup_bytes == 0
+    model.back_up()
+    model.sleep()
+    books.full = True
+    with pytest.raises(ResourceExhausted):
+        model.wake()
+    model.close()
+
+
+def test_memory_that_was_not_caught_cannot_sleep(engine: LlamaEngine) -> None:
+    path = str(make_model(Spec()))
+    model = LlamaModel(path, "llama", engine.options, None, cast("Vmm", Books(allocations=0)))
+    pool = model.open_pool(SHAPE)
+    assert (model.sleepable, pool.sleepable) == (False, False)
+    pool.close()
+    model.close()
+
+
+def test_without_the_library_it_is_said_why_nothing_sleeps(engine: LlamaEngine) -> None:
+    assert (engine.mechanism, engine.used_bytes()) == ("state-swap", None)
+    vmm, mechanism, note = choose_mechanism(EngineOptions(device_kind="cuda"))
+    assert (vmm, mechanism) == (None, "state-swap")
+    assert "preload library" in note
+    unsleepable: Any = engine.load(str(make_model(Spec())), "llama")
+    assert not unsleepable.sleepable
+    unsleepable.close()
