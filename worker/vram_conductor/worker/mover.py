@@ -5,12 +5,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from vram_conductor.protocol.errors import ConductorError
-from vram_conductor.worker.engine import Engine
+from vram_conductor.worker.engine import Engine, Tokens
 from vram_conductor.worker.job import Receipt
 from vram_conductor.worker.loader import Loader
 from vram_conductor.worker.measured import check_measured
+from vram_conductor.worker.opener import Opener
 from vram_conductor.worker.parking import Parking
+from vram_conductor.worker.prefetch import BringKV
 from vram_conductor.worker.residency import PoolState, Residency, Slot, Weights
 from vram_conductor.worker.store import Store
 from vram_conductor.worker.world import (
@@ -47,11 +51,11 @@ class Mover:
         store: Store,
         clock: Callable[[], int],
     ) -> None:
-        self._engine = engine
         self._residency = residency
         self._parking = parking
         self._clock = clock
         self._loader = Loader(engine, residency, store, clock)
+        self._opener = Opener(engine, residency, clock)
         self.swaps = 0
         self.switches = 0
 
@@ -106,7 +110,7 @@ class Mover:
             case SleepPool(key):
                 self.sleep_pool(pools[key], receipt)
             case WakePool(key):
-                self.wake_pool(pools[key])
+                self._opener.wake(pools[key])
             case ClosePool(key):
                 self.close_pool(pools[key], receipt)
             case OpenPool(key):
@@ -137,6 +141,25 @@ class Mover:
         self.swaps += 1
         self._residency.revision += 1
 
+    def bring_kv(self, bring: BringKV, work: Tokens) -> bool:
+        """Put a parked state into an empty slot ahead of its turn; whether it is there.
+
+        ``work``: what the conversation will go on from: the job's ids, or the transcript's.
+        """
+        conversation = self._residency.conversation(bring.conversation)
+        pool = self._residency.pools[bring.pool]
+        slot = pool.slots[bring.slot]
+        # One token is always left to compute: here it is one that does not exist yet.
+        reuse = self._parking.resume(conversation, pool, slot, np.append(work, np.int32(0)))
+        self._residency.revision += 1
+        if reuse.tokens:
+            self.swaps += 1
+            return True
+        self._parking.release(pool, slot)
+        if reuse.reason in ("state_corrupt", "state_failed"):
+            conversation.lost = reuse.reason
+        return False
+
     # --- pools --------------------------------------------------------------------------------
 
     def close_pool(self, pool: PoolState, receipt: Receipt) -> None:
@@ -145,11 +168,8 @@ class Mover:
             return
         for slot in pool.slots:
             self.empty(pool, slot, receipt)
-        pool.handle.close()
-        pool.handle, pool.slots, pool.open_bytes, pool.stage_ns = None, [], 0, None
-        pool.asleep = False
+        self._opener.close(pool)
         receipt.evicted.append(f"pool:{pool.key}")
-        self._residency.revision += 1
 
     def open_pool(self, pool: PoolState) -> None:
         """Open a pool in its wanted shape.
@@ -157,78 +177,15 @@ class Mover:
         Raises:
             ConductorError: ``pool_failed``, or code ``MEASURED``; it is closed then.
         """
-        assert pool.handle is None
         self._loader.join()
-        weights = pool.weights
-        assert weights.handle is not None
-        assert weights.resident
-        before = None if weights.scratch_measured else self._engine.used_bytes()
-        begin = self._clock()
-        pool.handle = weights.handle.open_pool(pool.want)
-        pool.open_ms = (self._clock() - begin) / 1e6
-        pool.slots = [Slot(index) for index in range(pool.want.slots)]
-        promised, pool.open_bytes = pool.want_bytes, pool.handle.measured_bytes
-        pool.want_bytes, pool.measured = pool.open_bytes, True
-        self._residency.rates.note("open_pool", pool.open_bytes, pool.open_ms)
-        pool.used_ns = self._clock()
-        self._residency.revision += 1
-        try:
-            self._measure_scratch(pool, before)
-            check_measured(self._residency, f"pool:{pool.key}", promised, pool.open_bytes)
-        except ConductorError:
-            self.close_pool(pool, Receipt())
-            raise
-
-    def _measure_scratch(self, pool: PoolState, before: int | None) -> None:
-        """What the first live context of a model takes beyond its buffers, from what the device
-        has in use before and after it has computed once."""
-        if before is None or pool.handle is None:
-            return
-        pool.handle.warm_up()
-        after = self._engine.used_bytes()
-        if after is not None:
-            measured = max(0, after - before - pool.open_bytes)
-            pool.weights.scratch_bytes = max(pool.weights.scratch_bytes, measured)
-            pool.weights.scratch_measured = True
+        self._opener.open(pool)
 
     def sleep_pool(self, pool: PoolState, receipt: Receipt) -> None:
         """Put a pool to sleep; what is still in its slots is parked. One that refuses is closed."""
-        assert pool.handle is not None
-        assert not pool.asleep
         for slot in pool.slots:
             self.empty(pool, slot, receipt)
-        begin = self._clock()
-        try:
-            pool.handle.sleep()
-        except ConductorError as error:
-            log.error("%s is closed instead: %s", pool.key, error.info.message)
-            self.close_pool(pool, receipt)
-            return
-        took_ms = (self._clock() - begin) / 1e6
-        self._residency.rates.note("sleep_pool", pool.open_bytes, took_ms)
-        pool.asleep, pool.stage_ns = True, None
+        self._opener.sleep(pool)
         receipt.evicted.append(f"pool:{pool.key}")
-        self._residency.revision += 1
-
-    def wake_pool(self, pool: PoolState) -> None:
-        """Wake a pool; it is empty.
-
-        Raises:
-            ConductorError: ``wake_failed``: it sleeps on; or, where the device itself refused, it
-                is closed.
-        """
-        assert pool.handle is not None
-        assert pool.asleep
-        begin = self._clock()
-        try:
-            pool.handle.wake()
-        except ConductorError as error:
-            if not error.retryable:
-                self.close_pool(pool, Receipt())
-            raise
-        pool.asleep, pool.used_ns = False, self._clock()
-        self._residency.rates.note("wake_pool", pool.open_bytes, (pool.used_ns - begin) / 1e6)
-        self._residency.revision += 1
 
     # --- weights ------------------------------------------------------------------------------
 

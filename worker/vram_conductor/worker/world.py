@@ -6,7 +6,7 @@ which every live context takes beyond its buffers and keeps until it is closed, 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from vram_conductor.protocol.values import ConversationKey, PoolShape
@@ -224,21 +224,3 @@ Move = (
     | LoadWeights
     | BackUp
 )
-
-
-def touched(moves: Iterable[Move], models: Mapping[str, str]) -> frozenset[str]:
-    """Keys of the pools that must not compute while ``moves`` are made.
-
-    ``models``: the model of each pool. Weights touch every pool of their model, but where they
-    come: those pools cannot compute before in any case.
-    """
-    keys: set[str] = set()
-    for move in moves:
-        match move:
-            case SleepWeights(model) | UnloadWeights(model):
-                keys |= {key for key, other in models.items() if other == model}
-            case WakeWeights() | LoadWeights() | BackUp():
-                pass
-            case _:
-                keys.add(move.pool)
-    return frozenset(keys)
