@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from vram_conductor.protocol.commands import Load, Unload
 from vram_conductor.protocol.values import PoolShape
@@ -14,6 +15,8 @@ from vram_conductor.worker.mover import Mover
 from vram_conductor.worker.planner import Plan, plan_open, plan_shrink, plan_weights
 from vram_conductor.worker.residency import Agent, PoolState, Residency, Weights, pool_key
 from vram_conductor.worker.snapshot import world
+from vram_conductor.worker.traffic import Haul, Traffic, touches
+from vram_conductor.worker.world import Move
 
 log = logging.getLogger(__name__)
 
@@ -26,6 +29,11 @@ class Sizes:
     pool_bytes: int | None = None
     scratch_bytes: int | None = None
     digest: str | None = None
+
+
+Bringing = Generator[tuple[Sequence[Move], str], None, Sizes]
+"""What a LOAD moves, in portions (moves, and the pool that is only reopened), and what comes of
+it; each portion is planned on what the one before has left."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +54,7 @@ class Agents:
         residency: Residency,
         jobs: Jobs,
         mover: Mover,
+        traffic: Traffic,
         clock: Callable[[], int],
         *,
         has_scratch: bool,
@@ -54,22 +63,45 @@ class Agents:
         self._residency = residency
         self._jobs = jobs
         self._mover = mover
+        self._traffic = traffic
         self._clock = clock
         self._has_scratch = has_scratch
 
-    def load(self, command: Load, now_ns: int) -> Sizes:
+    def load(self, command: Load, done: Callable[[Sizes | Exception], None]) -> None:
         """Admit an agent; load its weights and pool as far as that takes nothing from anybody.
+        Loading is a haul: others go on meanwhile.
 
-        Raises:
-            ConductorError: from the engine, or ``MEASURED``; nothing of the agent is left.
+        Args:
+            done: called once with what came of it: a ConductorError of the engine's, or
+                ``MEASURED``, leaves nothing of the agent behind.
         """
         before = self._note(command)
-        key = pool_key(command.model, command.shape.kv_type)
+        self._mover.keep_promises()
+        pool = self._residency.pools[pool_key(command.model, command.shape.kv_type)]
+        self._advance(self._bring(pool), partial(self._undo, command, before), done, None)
+
+    def _advance(
+        self,
+        bringing: Bringing,
+        undo: Callable[[], None],
+        done: Callable[[Sizes | Exception], None],
+        error: Exception | None,
+    ) -> None:
+        """Begin the next portion. ``error``: what went wrong with the last one."""
         try:
-            return self._bring(self._residency.pools[key], now_ns)
-        except Exception:
-            self._undo(command, before)
-            raise
+            moves, reopen = bringing.throw(error) if error else next(bringing)
+        except StopIteration as end:
+            done(end.value)
+            return
+        except Exception as failure:
+            undo()
+            done(failure)
+            return
+        touched = touches(self._residency, moves)
+        self._traffic.quiesce(touched[0])
+        work = partial(self._mover.carry_out, moves, Receipt(), reopen=reopen)
+        then = partial(self._advance, bringing, undo, done)
+        self._traffic.begin(Haul(touched, work, then))
 
     def _note(self, command: Load) -> _Before:
         residency = self._residency
@@ -108,20 +140,22 @@ class Agents:
             pool.want_bytes, pool.measured = want_bytes, False
         pool.want = want
 
-    def _bring(self, pool: PoolState, now_ns: int) -> Sizes:
+    def _bring(self, pool: PoolState) -> Bringing:
         residency, weights = self._residency, pool.weights
-        plan = plan_weights(world(residency, self._jobs, now_ns), weights.model)
+        plan = plan_weights(world(residency, self._jobs, self._clock()), weights.model)
         if not isinstance(plan, Plan):
             log.info("weights of %s are not loaded yet: %s", weights.path, plan.reason)
             return Sizes()
-        self._mover.carry_out(plan.moves, Receipt())
+        if plan.moves:
+            yield plan.moves, ""
         assert weights.handle is not None
         digest = weights.handle.info.digest
         # One that is larger than it need be yet stays: the others of its agents may follow.
         if not pool.covers_want and not any(slot.job for slot in pool.slots):
-            opening = plan_open(world(residency, self._jobs, now_ns), pool.key, gentle=True)
+            snapshot = world(residency, self._jobs, self._clock())
+            opening = plan_open(snapshot, pool.key, gentle=True)
             if isinstance(opening, Plan):
-                self._mover.carry_out(opening.moves, Receipt(), reopen=pool.key)
+                yield opening.moves, pool.key
         fits = pool.shape == pool.want
         return Sizes(
             weights.bytes,
@@ -194,8 +228,13 @@ class Agents:
                 self._drop_unowned(pool)
 
     def set_budget(self, budget_bytes: int, now_ns: int) -> None:
-        """Take a new budget and get down to it; jobs that lose their place wait."""
+        """Take a new budget and get down to it; jobs that lose their place wait. Not while
+        anything is hauled."""
         self._residency.budget_bytes = budget_bytes
-        plan = plan_shrink(world(self._residency, self._jobs, now_ns))
-        if plan.moves:
-            self._mover.carry_out(plan.moves, Receipt())
+        while moves := plan_shrink(world(self._residency, self._jobs, now_ns)).moves:
+            pools, _ = touches(self._residency, moves)
+            if self._traffic.quiet(pools):
+                self._mover.carry_out(moves, Receipt())
+                return
+            # What comes back may have ended jobs: that is another plan.
+            self._traffic.quiesce(pools)

@@ -1,9 +1,10 @@
 """The worker's core: commands in, one step at a time, replies out.
 
-One object on one thread, the engine thread; it owns every object of the engine. It knows no
-sockets and no clock of its own: time comes in with each call, and ``clock`` only measures how
-long things take. Every command is answered exactly once (CANCEL_RUN: by the end of the job that
-it names); every RUN ends with exactly one RUN_DONE or FAILED.
+One object on one thread, the engine thread, which makes all decisions. What takes time is carried
+out on lanes (``lane``) and comes back to it; without lanes of their own everything is done on the
+spot. It knows no sockets and no clock of its own: time comes in with each call, and ``clock`` only
+measures how long things take. Every command is answered exactly once (CANCEL_RUN: by the end of
+the job that it names); every RUN ends with exactly one RUN_DONE or FAILED.
 """
 
 from __future__ import annotations
@@ -21,8 +22,11 @@ from vram_conductor.worker.agents import Agents
 from vram_conductor.worker.dispatch import Dispatch, draining
 from vram_conductor.worker.ends import Ends
 from vram_conductor.worker.engine import Engine
+from vram_conductor.worker.finishing import Finishing
+from vram_conductor.worker.health import Health
 from vram_conductor.worker.job import Job, Receipt
 from vram_conductor.worker.jobs import Jobs
+from vram_conductor.worker.lane import InlineLanes, Lanes
 from vram_conductor.worker.mover import Mover
 from vram_conductor.worker.outbox import Outbox, Sent
 from vram_conductor.worker.parking import Parking
@@ -30,8 +34,12 @@ from vram_conductor.worker.preparing import InlinePreparer, Preparer, Preparing
 from vram_conductor.worker.report import Report, adopted, report
 from vram_conductor.worker.residency import Residency
 from vram_conductor.worker.schedule import SLICE_NS
+from vram_conductor.worker.seating import Seating
+from vram_conductor.worker.shared_store import SharedStore
 from vram_conductor.worker.steps import Steps
 from vram_conductor.worker.store import Store
+from vram_conductor.worker.streams import Joining, Streams
+from vram_conductor.worker.traffic import Traffic
 from vram_conductor.worker.turns import Turns
 
 UNCLAIMED_NS = 60_000_000_000
@@ -65,40 +73,46 @@ class Core:
         params: str = PARAMS,
         slice_ns: int = SLICE_NS,
         preparer: Preparer | None = None,
+        lanes: Lanes | None = None,
+        joining: Joining | None = None,
     ) -> None:
         """``clock``: monotonic nanoseconds. ``draw_seed``: an unsigned 32-bit seed for a job
         that names none. ``batch_tokens``: the micro-batch, the most that one step computes.
-        ``preparer``: makes prompts; without one they are made on the spot."""
+        ``preparer``: makes prompts; without one they are made on the spot. ``lanes``: carry out
+        what takes time; without them that is done on the spot, too. ``joining``: how tokens share
+        messages; by default each has its own."""
         self.residency = Residency(base_bytes, budget_bytes)
         self.jobs = Jobs()
         self.outbox = Outbox(worker_epoch)
         self.drained = False
-        self._store = store
+        self._store = store = SharedStore(store)
         self._stepping = False
         self._broker_epoch: int | None = None
         self._sweep_ns: int | None = None
-        parking = Parking(self.residency, store, engine.build, params, clock)
-        self._mover = Mover(engine, self.residency, parking, store, clock)
-        self._ends = Ends(self.residency, self.jobs, parking, store, self.outbox)
-        self._agents = Agents(
-            self.residency, self.jobs, self._mover, clock, has_scratch=engine.device_kind == "cuda"
+        residency, jobs, outbox = self.residency, self.jobs, self.outbox
+        self._traffic = traffic = Traffic(lanes or InlineLanes())
+        self._health = Health()
+        self._streams = Streams(outbox, joining or Joining())
+        parking = Parking(residency, store, engine.build, params, clock)
+        self._mover = mover = Mover(engine, residency, parking, store, clock)
+        self._ends = ends = Ends(residency, jobs, parking, store, outbox, self._streams, traffic)
+        traffic.landed = ends.settle
+        has_scratch = engine.device_kind == "cuda"
+        self._agents = Agents(residency, jobs, mover, traffic, clock, has_scratch=has_scratch)
+        self._preparing = preparing = Preparing(
+            preparer or InlinePreparer(),
+            jobs,
+            ends,
+            draw_seed,
+            self._agents.released,
+            traffic.moves_weights,
         )
-        self._preparing = Preparing(
-            preparer or InlinePreparer(), self.jobs, self._ends, draw_seed, self._agents.released
-        )
-        common = (self.residency, self.jobs, self._mover, parking, self._ends, self.outbox, clock)
-        self._turns = Turns(*common, self._preparing, slice_ns)
-        self._steps = Steps(*common, batch_tokens)
+        seating = Seating(residency, mover, parking, ends, outbox, clock, preparing, traffic)
+        self._turns = Turns(residency, jobs, preparing, seating, traffic, slice_ns)
+        self._finishing = Finishing(mover, parking, ends, self._streams, self._health, clock)
+        self._steps = Steps(jobs, traffic, self._finishing, clock, batch_tokens)
         self._dispatch = Dispatch(
-            self.residency,
-            self.jobs,
-            self._agents,
-            self._ends,
-            parking,
-            store,
-            self.outbox,
-            clock,
-            self._preparing,
+            residency, jobs, self._agents, ends, parking, store, outbox, clock, preparing, traffic
         )
         self.residency.note(sorted(store.keys()))
 
@@ -106,12 +120,26 @@ class Core:
 
     @property
     def steps(self) -> int:
-        """Engine steps so far."""
-        return self._steps.count
+        """Batches that have come back so far."""
+        return self._finishing.count
 
     @property
-    def busy(self) -> bool:
-        return self._stepping and not self._mover.loading
+    def hauling(self) -> bool:
+        """Whether things are being moved: nobody can say what is where."""
+        return self._traffic.haul is not None
+
+    @property
+    def broken(self) -> bool:
+        """Whether nothing can be expected of this process any more."""
+        return self._health.broken
+
+    def progress(self) -> tuple[int, bool]:
+        """A number that changes while nothing hangs, and whether it should change soon: something
+        is under way, or a step is being done (not: a model is loading). Any thread."""
+        loading = self._mover.loading
+        mark, waits = self._traffic.progress(patient=loading)
+        inline = loading and not self._traffic.parallel
+        return mark, waits or (self._stepping and not inline)
 
     @property
     def revision(self) -> int:
@@ -142,9 +170,15 @@ class Core:
 
     def wake_ns(self) -> int | None:
         """When :meth:`step` has something to do though no command came; None: never."""
-        times = [job.deadline_ns for job in self.jobs if job.deadline_ns is not None]
-        times += [self._sweep_ns] if self._sweep_ns is not None else []
+        times = [
+            job.deadline_ns
+            for job in self.jobs
+            if job.deadline_ns is not None and job.verdict is None
+        ]
+        times += [self._sweep_ns] if self._sweep_ns is not None and not self.hauling else []
         times += [self._dispatch.drain_ns] if self._dispatch.drains else []
+        joined_ns = self._streams.next_ns()
+        times += [joined_ns] if joined_ns is not None else []
         return min(times, default=None)
 
     # --- commands -----------------------------------------------------------------------------
@@ -152,8 +186,9 @@ class Core:
     def welcome(self, message: WorkerWelcome, now_ns: int) -> None:
         """A broker answered READY. Whatever was under way is void; what it does not know is
         deleted; what is loaded waits for it to claim it with LOAD."""
-        for job in self.jobs:
-            self._ends.done(job, "cancelled")
+        self._dispatch.drop_deferred()
+        self.cancel_all()
+        self._traffic.quiesce()
         if self._broker_epoch not in (None, message.broker_epoch):
             # Nobody is left who could use what was said to the former one.
             self.outbox.take()
@@ -165,6 +200,16 @@ class Core:
             if key not in known:
                 self._dispatch.forget(key)
 
+    def cancel_all(self) -> None:
+        """End all jobs, as soon as may be."""
+        for job in self.jobs:
+            self._ends.done(job, "cancelled")
+
+    def lose_session(self) -> None:
+        """Whatever is under way, nobody will hear of it."""
+        self._dispatch.drop_deferred()
+        self.cancel_all()
+
     def handle(self, command: Command, raw: Sequence[bytes], now_ns: int) -> None:
         """Take a command. A stale one, of another broker's life, is dropped."""
         if self._broker_epoch in (None, command.broker_epoch):
@@ -173,24 +218,29 @@ class Core:
     # --- work ---------------------------------------------------------------------------------
 
     def step(self, now_ns: int) -> bool:
-        """Place jobs, then compute one batch. False if there was nothing to do."""
+        """Take back what was carried out, place jobs, begin what can be computed. False if there
+        is nothing more to do before something comes in, or back."""
         if self.drained:
             return False
         self._stepping = True
         try:
+            self._streams.tick(now_ns)
+            self._traffic.collect()
             self._preparing.collect()
-            self._preparing.release()
+            took = self._dispatch.go_on(now_ns)
+            if not self.hauling:
+                self._preparing.release()
             self._expire(now_ns)
             placed = self._turns.place(now_ns)
             stepped = self._steps.step(now_ns)
             self._go_on_draining(now_ns)
-            return placed or stepped
+            return took or placed or stepped
         finally:
             self._stepping = False
 
     def _expire(self, now_ns: int) -> None:
         for job in self.jobs:
-            if job.deadline_ns is not None and now_ns >= job.deadline_ns:
+            if job.verdict is None and job.deadline_ns is not None and now_ns >= job.deadline_ns:
                 error = DeadlineExceeded(
                     "timeout",
                     f"not finished within {job.run.timeout_ms} ms; {job.generated} tokens were "
@@ -200,7 +250,7 @@ class Core:
                     waiting=self.why_waiting(job),
                 )
                 self._ends.failed(job, error)
-        if self._sweep_ns is not None and now_ns >= self._sweep_ns:
+        if self._sweep_ns is not None and now_ns >= self._sweep_ns and not self.hauling:
             self._sweep_ns = None
             self._agents.sweep()
 
@@ -216,8 +266,10 @@ class Core:
             return
         for job in self.jobs:
             self._ends.failed(job, draining())
+        self._traffic.quiesce()
         for pool in self.residency.pools.values():
             self._mover.close_pool(pool, Receipt())
         self.drained = True
+        self._traffic.retire(())
         for command in drains:
             self.outbox.reply(WorkerOk, command)

@@ -1,8 +1,13 @@
-"""Commands of the broker, one method each; each is answered exactly once."""
+"""Commands of the broker, one method each; each is answered exactly once.
+
+While things are hauled, commands that would change what is where wait, in order, and so does what
+must not overtake them. A RUN is taken in, a CANCEL is heard at once.
+"""
 
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Sequence
 
 from vram_conductor.protocol.commands import (
@@ -19,8 +24,8 @@ from vram_conductor.protocol.commands import (
     WorkerOk,
 )
 from vram_conductor.protocol.errors import FailedPrecondition, NotFound, Unavailable
-from vram_conductor.protocol.values import ConversationKey
-from vram_conductor.worker.agents import Agents
+from vram_conductor.protocol.values import AgentKey, ConversationKey
+from vram_conductor.worker.agents import Agents, Sizes
 from vram_conductor.worker.ends import Ends
 from vram_conductor.worker.intake import take_transcript
 from vram_conductor.worker.job import Job
@@ -30,6 +35,7 @@ from vram_conductor.worker.parking import Parking
 from vram_conductor.worker.preparing import Preparing
 from vram_conductor.worker.residency import Residency
 from vram_conductor.worker.store import Store
+from vram_conductor.worker.traffic import Traffic
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +66,7 @@ class Dispatch:
         outbox: Outbox,
         clock: Callable[[], int],
         preparing: Preparing,
+        traffic: Traffic,
     ) -> None:
         self._residency = residency
         self._jobs = jobs
@@ -70,19 +77,58 @@ class Dispatch:
         self._outbox = outbox
         self._clock = clock
         self._preparing = preparing
+        self._traffic = traffic
+        self._deferred: deque[tuple[Command, Sequence[bytes]]] = deque()
         self.drains: list[Drain] = []
         self.drain_ns = 0
 
     def handle(self, command: Command, raw: Sequence[bytes], now_ns: int) -> None:
-        """Take a command; whatever goes wrong is its own FAILED."""
+        """Take a command, now or as soon as it can be; whatever goes wrong is its own FAILED."""
+        if self._must_wait(command):
+            self._deferred.append((command, raw))
+        else:
+            self._take(command, raw, now_ns)
+
+    def go_on(self, now_ns: int) -> bool:
+        """Take what had to wait, as far as it need wait no more; whether there was anything."""
+        took = False
+        while self._deferred and self._traffic.haul is None:
+            self._take(*self._deferred.popleft(), now_ns)
+            took = True
+        return took
+
+    def drop_deferred(self) -> None:
+        """Forget what has not been taken yet: nobody waits for an answer any more."""
+        self._deferred.clear()
+
+    def _must_wait(self, command: Command) -> bool:
+        match command:
+            case Drain():
+                return False
+            case CancelRun():
+                ops = {item.op for item, _ in self._deferred if isinstance(item, Run)}
+                return command.run_op in ops
+            case Run(conversation=key):
+                if any(_names(item, key.agent_key) for item, _ in self._deferred):
+                    return True
+                # Its transcript may just be looked at, to see what is worth parking.
+                known = self._residency.conversations.get(key)
+                pool = known.pool if known else None
+                return pool is not None and self._traffic.hauled(pool.key)
+        return self._traffic.haul is not None or bool(self._deferred)
+
+    def _take(self, command: Command, raw: Sequence[bytes], now_ns: int) -> None:
         try:
             self._dispatch(command, raw, now_ns)
         except Exception as error:
-            info = info_of(error)
-            if info.reason == "internal_error":
-                log.error("%s failed", type(command).__name__, exc_info=error)
-            job = command.job if isinstance(command, Run) else 0
-            self._outbox.reply(Failed, command, error=info, job=job)
+            self._fail(command, error)
+
+    def _fail(self, command: Command, error: Exception) -> None:
+        info = info_of(error)
+        if info.reason == "internal_error":
+            log.error("%s failed", type(command).__name__, exc_info=error)
+        job = command.job if isinstance(command, Run) else 0
+        self._outbox.reply(Failed, command, error=info, job=job)
 
     def _dispatch(self, command: Command, raw: Sequence[bytes], now_ns: int) -> None:
         match command:
@@ -116,18 +162,25 @@ class Dispatch:
         self._refuse_while_draining()
         self._agents.set_budget(command.budget_bytes, now_ns)
         begin = self._clock()
-        sizes = self._agents.load(command, now_ns)
-        self._outbox.reply(
-            Loaded,
-            command,
-            weights_bytes=sizes.weights_bytes,
-            pool_bytes=sizes.pool_bytes,
-            scratch_bytes=sizes.scratch_bytes,
-            digest=sizes.digest,
-            ms=(self._clock() - begin) / 1e6,
-        )
+
+        def done(sizes: Sizes | Exception) -> None:
+            if isinstance(sizes, Exception):
+                self._fail(command, sizes)
+                return
+            self._outbox.reply(
+                Loaded,
+                command,
+                weights_bytes=sizes.weights_bytes,
+                pool_bytes=sizes.pool_bytes,
+                scratch_bytes=sizes.scratch_bytes,
+                digest=sizes.digest,
+                ms=(self._clock() - begin) / 1e6,
+            )
+
+        self._agents.load(command, done)
 
     def _unload(self, command: Unload, now_ns: int) -> None:
+        self._traffic.quiesce()
         for job in self._jobs.of_agent(command.agent):
             self._ends.done(job, "cancelled")
         for conversation in self._residency.of_agent(command.agent):
@@ -139,6 +192,9 @@ class Dispatch:
 
     def forget(self, key: ConversationKey) -> None:
         """Forget a conversation and its states; its job ends. Idempotent."""
+        known = self._residency.conversations.get(key)
+        if known is not None and known.pool is not None:
+            self._traffic.quiesce([known.pool.key])
         job = self._jobs.of_conversation(key)
         if job is not None:
             self._ends.done(job, "cancelled")
@@ -193,3 +249,13 @@ class Dispatch:
         for job in self._jobs.waiting():
             if not job.announced:
                 self._ends.failed(job, draining())
+
+
+def _names(command: Command, agent: AgentKey) -> bool:
+    """Whether a command is about an agent, or all of them."""
+    match command:
+        case Load() | Unload():
+            return command.agent == agent
+        case Run() | Forget():
+            return command.conversation.agent_key == agent
+    return False

@@ -1,11 +1,18 @@
-"""How jobs end: exactly once each, with a checkpoint or a rollback, and a receipt."""
+"""How jobs end: exactly once each, with a checkpoint or a rollback, and a receipt.
+
+A job may be told to end while a batch or a haul is under way where its KV is. The verdict is noted
+then and carried out as soon as that has come back; until then it counts as one that has ended: it
+says nothing, it is in no batch, and nothing is moved for it.
+"""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from functools import partial
 from typing import Literal
 
-from vram_conductor.protocol.commands import Failed, RunDone, RunTokens
+from vram_conductor.protocol.commands import Failed, RunDone
 from vram_conductor.protocol.values import StopReason
 from vram_conductor.worker.job import Job
 from vram_conductor.worker.jobs import Jobs
@@ -13,6 +20,8 @@ from vram_conductor.worker.outbox import Outbox, info_of
 from vram_conductor.worker.parking import Parking
 from vram_conductor.worker.residency import Conversation, Residency
 from vram_conductor.worker.store import Store
+from vram_conductor.worker.streams import Streams
+from vram_conductor.worker.traffic import Traffic
 
 log = logging.getLogger(__name__)
 
@@ -21,17 +30,30 @@ class Ends:
     """Ends jobs."""
 
     def __init__(
-        self, residency: Residency, jobs: Jobs, parking: Parking, store: Store, outbox: Outbox
+        self,
+        residency: Residency,
+        jobs: Jobs,
+        parking: Parking,
+        store: Store,
+        outbox: Outbox,
+        streams: Streams,
+        traffic: Traffic,
     ) -> None:
         self._residency = residency
         self._jobs = jobs
         self._parking = parking
         self._store = store
         self._outbox = outbox
+        self._streams = streams
+        self._traffic = traffic
+        self._condemned: list[Job] = []
 
-    def done(self, job: Job, stop_reason: StopReason, *, ids: list[int] | None = None) -> None:
+    def done(self, job: Job, stop_reason: StopReason, *, ids: tuple[int, ...] = ()) -> None:
         """The regular end. ``ids``: the last token, if it has not been sent yet."""
-        self._flush(job, ids or [])
+        if self._must_wait(job):
+            self._condemn(job, partial(self.done, job, stop_reason))
+            return
+        self._flush(job, ids)
         self._close(job)
         self._outbox.reply(
             RunDone,
@@ -44,7 +66,10 @@ class Ends:
 
     def failed(self, job: Job, error: Exception) -> None:
         """The job's own error; nobody else is affected."""
-        self._flush(job, [])
+        if self._must_wait(job):
+            self._condemn(job, partial(self.failed, job, error))
+            return
+        self._flush(job, ())
         self._close(job)
         info = info_of(error)
         if info.reason == "internal_error":
@@ -53,21 +78,53 @@ class Ends:
             Failed, job.run, error=info, job=job.run.job, usage=job.usage("cancelled")
         )
 
+    def settle(self) -> None:
+        """Carry out the verdicts that had to wait, as far as they need wait no more."""
+        if not self._condemned:
+            return
+        waiting, self._condemned = self._condemned, []
+        for job in waiting:
+            verdict = job.verdict
+            if verdict is None:
+                continue  # it has ended by itself
+            if self._must_wait(job):
+                self._condemned.append(job)
+            else:
+                verdict()
+
     def where(self, conversation: Conversation) -> Literal["slot", "parked", "absent"]:
         """Where a conversation's KV is."""
         if conversation.slot is not None and len(conversation.slot.tape):
             return "slot"
         return "parked" if self._store.meta(conversation.key) else "absent"
 
-    def _flush(self, job: Job, ids: list[int]) -> None:
-        text = job.text.finish() if job.committed else ""
-        if text or ids:
-            self._outbox.reply(RunTokens, job.run, job=job.run.job, text=text, ids=ids)
+    def _must_wait(self, job: Job) -> bool:
+        """Whether its end would touch a pool in which something is under way."""
+        traffic = self._traffic
+        if traffic.idle:
+            return False
+        if traffic.haul is not None and traffic.haul.job is job:
+            return True
+        # Read once: the haul may empty the slot at any moment, and then touches it no more.
+        pool = job.conversation.pool
+        if pool is not None and traffic.occupied(pool.key):
+            return True
+        return job.slot is not None and traffic.occupied(job.pool.key)
+
+    def _condemn(self, job: Job, verdict: Callable[[], None]) -> None:
+        """The first verdict counts."""
+        if job.verdict is None:
+            job.verdict = verdict
+            self._condemned.append(job)
+
+    def _flush(self, job: Job, ids: tuple[int, ...]) -> None:
+        self._streams.flush(job, job.text.finish() if job.committed else "", ids)
 
     def _close(self, job: Job) -> None:
         """Leave the slot: after the first token with a checkpoint, before it rolled back."""
         self._jobs.remove(job)
         self._residency.revision += 1
+        job.verdict = None
         if job.task is not None:
             job.task.wanted = False
             job.task = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from vram_conductor.protocol.commands import Run
@@ -50,7 +51,10 @@ class Job:
         settling: it has not been in a batch since it was placed, or is catching up.
         catching_up: KV of tokens that it had already is being computed again.
         front: it waits only while its pool is reopened.
-        alone: a decode with others failed; it runs in batches of its own until one succeeds.
+        alone: a decode failed; it runs in batches of its own until one succeeds.
+        verdict: it was told to end, and does so once nothing is under way where its KV is.
+        unsent, unsent_text, sent_ns: tokens and text that wait to go out together, and when the
+            last message went.
     """
 
     run: Run
@@ -79,6 +83,10 @@ class Job:
     catching_up: bool = False
     front: bool = False
     alone: bool = False
+    verdict: Callable[[], None] | None = None
+    unsent: list[int] = field(default_factory=list)
+    unsent_text: str = ""
+    sent_ns: int | None = None
     receipt: Receipt = field(default_factory=Receipt)
 
     @property

@@ -15,7 +15,6 @@ import msgspec
 
 from vram_conductor.protocol import limits
 from vram_conductor.protocol.commands import (
-    CancelRun,
     Command,
     Drain,
     Failed,
@@ -126,11 +125,13 @@ class EngineLoop:
         self._loads: dict[tuple[int, int], Path] = {}
         self._stopping = False
         self._handling = False
+        self._ready_wanted = False
 
     def progress(self) -> tuple[int, bool]:
-        """The step counter, and whether something goes on that should end soon (a load may take
-        its time). Read by the IO thread."""
-        return self._core.steps, self._core.busy or self._handling
+        """A counter that moves while nothing hangs, and whether something goes on that should end
+        soon (a load may take its time). Read by the IO thread."""
+        mark, busy = self._core.progress()
+        return mark, busy or self._handling
 
     def run(self) -> int:
         """Serve until told to leave; returns the exit code. Everything is parked then."""
@@ -140,6 +141,9 @@ class EngineLoop:
             if code is not None:
                 return code
             worked = self._core.step(time.monotonic_ns())
+            if self._core.broken:
+                log.error("the device computes nothing any more: leaving with %d", EXIT_TEMPORARY)
+                return EXIT_TEMPORARY
             self._emit()
             if self._core.drained:
                 self._link.send((WorkerBye(worker_epoch=self._identity.worker_epoch), []))
@@ -165,7 +169,7 @@ class EngineLoop:
     def _timeout_s(self) -> float:
         now_ns = time.monotonic_ns()
         times = [self._core.wake_ns()]
-        if self._open:
+        if self._open and not self._core.hauling:
             times.append(self._reporter.next_ns(self._core.revision, now_ns))
         if len(self._core.jobs):
             times.append(now_ns + WAITING_TICK_NS)
@@ -181,7 +185,7 @@ class EngineLoop:
             case SessionLost():
                 self._session_lost()
             case ReadyWanted():
-                self._link.send((self.ready(), []))
+                self._ready_wanted = True
             case Refused(error):
                 log.error("the broker refuses this worker: %s: %s", error.reason, error.message)
                 return EXIT_TEMPORARY if error.reason == "stale_worker" else EXIT_UNAVAILABLE
@@ -207,18 +211,12 @@ class EngineLoop:
     def _session_lost(self) -> None:
         """Whatever runs, nobody will hear of it: the broker has given these attempts up too."""
         self._open = False
-        self._cancel_all()
-
-    def _cancel_all(self) -> None:
-        for job in self._core.jobs:
-            run = job.run
-            cancel = CancelRun(broker_epoch=run.broker_epoch, op=0, run_op=run.op)
-            self._core.handle(cancel, [], time.monotonic_ns())
+        self._core.lose_session()
 
     def _stop(self, why: str) -> None:
         if self._stopping:
             log.warning("%s again: cancelling what still runs", why)
-            self._cancel_all()
+            self._core.cancel_all()
             return
         self._stopping = True
         log.info("leaving: %s", why)
@@ -228,6 +226,9 @@ class EngineLoop:
     # --- out ----------------------------------------------------------------------------------
 
     def _emit(self) -> None:
+        if self._ready_wanted and not self._core.hauling:
+            self._ready_wanted = False
+            self._link.send((self.ready(), []))
         messages = [self._with_digest(sent) for sent in self._core.take_outbox()]
         residency = self._residency()
         if residency is not None:
@@ -251,7 +252,7 @@ class EngineLoop:
     def _residency(self) -> Residency | None:
         """A report, if one is due. Only called between moves, so the sample sees none half done."""
         core, now_ns = self._core, time.monotonic_ns()
-        if not self._open or not self._reporter.due(core.revision, now_ns):
+        if not self._open or core.hauling or not self._reporter.due(core.revision, now_ns):
             return None
         assert self._broker_epoch is not None
         report = core.report()

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from vram_conductor.protocol.errors import ConductorError, Internal
 from vram_conductor.worker.engine import Pool, Tokens
 from vram_conductor.worker.outbox import info_of
 from vram_conductor.worker.residency import Conversation, PoolState, Residency, Slot
-from vram_conductor.worker.store import ParkedMeta, Store, tokens_hash
+from vram_conductor.worker.reuse import Reuse
+from vram_conductor.worker.shared_store import SharedStore
+from vram_conductor.worker.store import ParkedMeta, tokens_hash
 from vram_conductor.worker.surplus import short_bytes, victims
 from vram_conductor.worker.tape import common_prefix
 
@@ -23,30 +24,16 @@ log = logging.getLogger(__name__)
 _FULL = {"arena_full", "disk_full"}
 
 
-@dataclass(frozen=True)
-class Reuse:
-    """What a slot holds of the work after :meth:`Parking.resume`.
-
-    Attributes:
-        tokens: so many of the work's first tokens have KV.
-        restored: it came from the store.
-        bytes: size of what was put back.
-        reason: why it is less than it could be; empty if nothing was lost on the way.
-    """
-
-    tokens: int = 0
-    restored: bool = False
-    bytes: int = 0
-    reason: str = ""
-
-
 class Parking:
-    """Moves states. ``build`` and ``params`` are part of their identity."""
+    """Moves states. ``build`` and ``params`` are part of their identity.
+
+    The engine thread and the hauler may use it at the same time, for different pools.
+    """
 
     def __init__(
         self,
         residency: Residency,
-        store: Store,
+        store: SharedStore,
         build: str,
         params: str,
         clock: Callable[[], int],
@@ -65,10 +52,11 @@ class Parking:
         conversation = slot.conversation
         if conversation is None or len(slot.tape) == 0 or slot.clean or not pool.handle:
             return 0
-        if self._has_better(conversation, pool, slot):
-            return 0
         try:
-            written = self._write(conversation, pool, pool.handle, slot)
+            with self._store.lock:
+                if self._has_better(conversation, pool, slot):
+                    return 0
+                written = self._write(conversation, pool, pool.handle, slot)
         except Exception as error:
             info = info_of(error)
             bug = error if info.reason == "internal_error" else None
@@ -149,8 +137,9 @@ class Parking:
 
     def discard(self, conversation: Conversation) -> None:
         """Delete the parked state. Idempotent."""
-        self._store.delete(conversation.key)
-        conversation.parked_ids = None
+        with self._store.lock:
+            self._store.delete(conversation.key)
+            conversation.parked_ids = None
 
     # --- back ---------------------------------------------------------------------------------
 
@@ -165,6 +154,12 @@ class Parking:
         if conversation.slot is None:
             assert slot.conversation is None
             slot.conversation, conversation.slot, conversation.pool = conversation, slot, pool
+        with self._store.lock:
+            return self._resume(conversation, pool, slot, work)
+
+    def _resume(
+        self, conversation: Conversation, pool: PoolState, slot: Slot, work: Tokens
+    ) -> Reuse:
         held = min(common_prefix(slot.tape.view(), work), len(work) - 1)
         parked = self._parked_ids(conversation, pool, work)
         offered = 0 if parked is None else min(common_prefix(parked, work), len(work) - 1)

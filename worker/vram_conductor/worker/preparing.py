@@ -48,6 +48,7 @@ class Preparing:
 
     Args:
         released: told by :meth:`release` that nothing reads a model's vocabulary any more.
+        barred: whether a model's vocabulary must not be read now: it may be on its way out.
     """
 
     def __init__(
@@ -57,12 +58,14 @@ class Preparing:
         ends: Ends,
         draw_seed: Callable[[], int],
         released: Callable[[Weights], None],
+        barred: Callable[[str], bool],
     ) -> None:
         self._preparer = preparer
         self._jobs = jobs
         self._ends = ends
         self._draw_seed = draw_seed
         self._released = released
+        self._barred = barred
         self._asked: dict[Task, Job] = {}
         self._free: list[Weights] = []
 
@@ -70,7 +73,8 @@ class Preparing:
         """Have a job's prompt made, unless it is there or under way. Whether it is there now: it
         isn't where its model is not loaded, where it takes its time and where it failed."""
         weights = job.pool.weights
-        if job.prompt is None and job.task is None and weights.handle is not None:
+        wanted = job.prompt is None and job.task is None and job.verdict is None
+        if wanted and not self._barred(weights.model) and weights.handle is not None:
             seed = job.run.sampling.seed
             job.seed = self._draw_seed() & SEED_MAX if seed is None else seed
             transcript = job.conversation.transcript.copy()

@@ -1,25 +1,20 @@
-"""One engine step: one batch of one pool, then a token for each job that is due."""
+"""What is computed next: composes batches of the jobs in slots and begins them.
+
+Without lanes of their own the pools take turns, one batch a step; with them every pool that is free
+gets its next batch as soon as the last one is finished.
+"""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 
-from vram_conductor.protocol.commands import RunTokens
-from vram_conductor.protocol.errors import ConductorError
-from vram_conductor.worker.ends import Ends
-from vram_conductor.worker.engine import Tokens
-from vram_conductor.worker.job import Job, Receipt
+from vram_conductor.worker.engine import Pool, Sampler, Tokens
+from vram_conductor.worker.finishing import Finishing, Share
+from vram_conductor.worker.job import Job
 from vram_conductor.worker.jobs import Jobs
-from vram_conductor.worker.mover import Mover
-from vram_conductor.worker.outbox import Outbox, info_of
-from vram_conductor.worker.parking import Parking
-from vram_conductor.worker.residency import PoolState, Residency
-
-log = logging.getLogger(__name__)
-
-Share = tuple[Job, int]
-"""A job and how many of its pending tokens go into a batch."""
+from vram_conductor.worker.lane import Errand
+from vram_conductor.worker.residency import PoolState
+from vram_conductor.worker.traffic import Traffic
 
 
 def compose(jobs: Sequence[Job], batch_tokens: int) -> list[Share]:
@@ -38,163 +33,103 @@ def compose(jobs: Sequence[Job], batch_tokens: int) -> list[Share]:
     return shares
 
 
-class Steps:
-    """Runs the jobs that are in slots.
+class Submission(Errand):
+    """One batch, and a token for each job that is due after it.
 
     Attributes:
-        count: steps done; the shell's watchdog looks at it.
+        tokens: for each due job, by ``seq``: its token, or why there is none.
+        elapsed_ms: what computing the batch took.
     """
 
     def __init__(
         self,
-        residency: Residency,
+        pool: PoolState,
+        handle: Pool,
+        shares: list[Share],
+        clock: Callable[[], int],
+        finishing: Finishing,
+        now_ns: int,
+    ) -> None:
+        super().__init__(pool.key)
+        self.pool = pool
+        self.shares = shares
+        self.now_ns = now_ns
+        self.elapsed_ms = 0.0
+        self.tokens: dict[int, int | Exception] = {}
+        self._handle = handle
+        self._clock = clock
+        self._finishing = finishing
+        self._batch = [_entry(job, count) for job, count in shares]
+        self._due = [_due(job) for job, count in shares if count == job.pending]
+
+    def do(self) -> None:
+        begin = self._clock()
+        self._handle.decode(self._batch)
+        self.elapsed_ms = (self._clock() - begin) / 1e6
+        for seq, slot, sampler in self._due:
+            try:
+                self.tokens[seq] = self._handle.sample(slot, sampler)
+            except Exception as error:
+                self.tokens[seq] = error
+
+    def finish(self) -> None:
+        if self.error is not None:
+            self._finishing.failed(self.pool, self.shares, self.error)
+        else:
+            self._finishing.computed(
+                self.pool, self.shares, self.tokens, self.elapsed_ms, self.now_ns
+            )
+
+
+class Steps:
+    """Keeps the jobs that are in slots going."""
+
+    def __init__(
+        self,
         jobs: Jobs,
-        mover: Mover,
-        parking: Parking,
-        ends: Ends,
-        outbox: Outbox,
+        traffic: Traffic,
+        finishing: Finishing,
         clock: Callable[[], int],
         batch_tokens: int,
     ) -> None:
-        self._residency = residency
         self._jobs = jobs
-        self._mover = mover
-        self._parking = parking
-        self._ends = ends
-        self._outbox = outbox
+        self._traffic = traffic
+        self._finishing = finishing
         self._clock = clock
         self._batch_tokens = batch_tokens
         self._turn: dict[str, int] = {}
-        self.count = 0
+        self._begun = 0
 
     def step(self, now_ns: int) -> bool:
-        """Compute one batch; False if no job is in a slot."""
-        pool = self._next_pool()
-        if pool is None or pool.handle is None:
-            return False
-        self.count += 1
-        self._turn[pool.key] = self.count
-        shares = compose([slot.job for slot in pool.slots if slot.job], self._batch_tokens)
-        begin = self._clock()
-        try:
-            pool.handle.decode([_entry(job, count) for job, count in shares])
-        except Exception as error:
-            self._decode_failed(pool, shares, error)
-            return True
-        self._note(shares, (self._clock() - begin) / 1e6, now_ns)
-        due = [job for job, _ in shares if job.pending == 0]
-        spoilt = [job for job in due if not self._sample(pool, job)]
-        if spoilt:
-            # What is no number spreads through masked cells, too: nobody goes on in this cache.
-            # States of others were computed before and are right.
-            self._mover.close_pool(pool, Receipt())
-        return True
+        """Begin what can be begun; whether something was also finished, so that there is more."""
+        pools = self._ready()
+        if not self._traffic.parallel:
+            del pools[1:]
+        for pool in pools:
+            self._begin(pool, now_ns)
+        return bool(pools) and not self._traffic.parallel
 
-    def _next_pool(self) -> PoolState | None:
-        """Pools on stage take turns, step by step."""
-        running = {job.pool.key: job.pool for job in self._jobs.running()}
-        if not running:
-            return None
-        return running[min(running, key=lambda key: self._turn.get(key, 0))]
-
-    def _note(self, shares: Sequence[Share], elapsed_ms: float, now_ns: int) -> None:
-        for job, count in shares:
-            slot, paper = job.slot, job.receipt
-            assert slot is not None
-            held = len(slot.tape)
-            slot.tape.extend(job.work.view(held, held + count))
-            slot.clean = False
-            job.alone = False
-            job.settling = job.catching_up and job.pending > 0
-            if job.catching_up and not job.settling:
-                # What had to be computed again is a price of the swap.
-                job.catching_up = False
-                assert job.placed_ns is not None
-                job.pool.note_swap((self._clock() - job.placed_ns) / 1e6)
-            if job.generated and count == 1:
-                paper.decode_ms += elapsed_ms
-            else:
-                paper.prefill_ms += elapsed_ms
-            job.pool.used_ns = job.pool.weights.used_ns = slot.used_ns = now_ns
-
-    def _sample(self, pool: PoolState, job: Job) -> bool:
-        """One token for a job. False: its cache is spoilt."""
-        model = pool.weights.handle
-        assert pool.handle is not None
-        assert job.slot is not None
-        assert job.sampler is not None
-        assert model is not None
-        try:
-            token = pool.handle.sample(job.slot.index, job.sampler)
-            is_end = model.is_eog(token)
-            piece = b"" if is_end else model.piece(token, special=False)
-        except Exception as error:
-            spoilt = isinstance(error, ConductorError) and error.reason == "bad_logits"
-            if spoilt:
-                # Not to be parked; the state that was parked before is of an older cache.
-                self._leave(pool, job, "bad_logits")
-            self._ends.failed(job, error)
-            return not spoilt
-        self._take(job, token)
-        if is_end:
-            self._ends.done(job, "eos", ids=[token])
-            return True
-        text = job.text.push(piece)
-        self._outbox.reply(RunTokens, job.run, job=job.run.job, text=text, ids=[token])
-        limit = job.run.max_tokens
-        if job.text.stopped_by is not None:
-            self._ends.done(job, "stop")
-        elif (limit is not None and job.generated >= limit) or len(job.work) >= job.n_ctx:
-            self._ends.done(job, "length")
-        return True
-
-    def _take(self, job: Job, token: int) -> None:
-        """The first token commits the conversation to the prompt; every one is part of it."""
-        transcript = job.conversation.transcript
-        if not job.committed:
-            job.committed = True
-            transcript.replace(job.work.view(), job.run.version + 1)
-        job.generated += 1
-        job.work.append(token)
-        transcript.append(token)
-
-    # --- failures -----------------------------------------------------------------------------
-
-    def _decode_failed(self, pool: PoolState, shares: Sequence[Share], error: Exception) -> None:
-        if isinstance(error, ConductorError) and error.reason == "kv_full":
-            self._pool_full(pool, shares, error)
-            return
-        log.error("a decode of %s failed: %s", pool.key, info_of(error).message, exc_info=error)
-        for job, _ in shares:
-            # What these slots hold now is unknown; the checkpoints are not touched.
-            self._leave(pool, job, "decode_failed")
-            job.alone = True
-            if len(shares) == 1:
-                self._ends.failed(job, error)
-
-    def _leave(self, pool: PoolState, job: Job, lost: str) -> None:
-        slot = job.slot
-        assert slot is not None
-        job.leave_slot(job.waiting_ns, front=True)
-        self._parking.release(pool, slot)
-        job.conversation.lost = lost
-
-    def _pool_full(self, pool: PoolState, shares: Sequence[Share], error: ConductorError) -> None:
-        """No cells: idle conversations leave first, then the job that came last; the last one
-        left has overflowed by itself."""
-        idle = [slot for slot in pool.slots if slot.conversation and not slot.job]
-        if idle:
-            slot = min(idle, key=lambda slot: slot.used_ns)
-            self._mover.empty(pool, slot, Receipt())
-            return
-        running = [slot for slot in pool.slots if slot.job]
+    def _ready(self) -> list[PoolState]:
+        """Pools that may get a batch, those first that have waited for the longest."""
+        free = self._traffic.free
+        running = {
+            job.pool.key: job.pool
+            for job in self._jobs.running()
+            if job.verdict is None and free(job.pool.key)
+        }
         if len(running) > 1:
-            slot = max(running, key=lambda slot: slot.job.seq if slot.job else 0)
-            assert slot.job is not None
-            slot.job.spreads = True
-            self._mover.empty(pool, slot, Receipt())
-            return
-        self._ends.failed(shares[0][0], error)
+            return [running[key] for key in sorted(running, key=lambda key: self._turn.get(key, 0))]
+        return list(running.values())
+
+    def _begin(self, pool: PoolState, now_ns: int) -> None:
+        assert pool.handle is not None
+        jobs = [slot.job for slot in pool.slots if slot.job and slot.job.verdict is None]
+        shares = compose(jobs, self._batch_tokens)
+        self._begun += 1
+        self._turn[pool.key] = self._begun
+        self._traffic.begin(
+            Submission(pool, pool.handle, shares, self._clock, self._finishing, now_ns)
+        )
 
 
 def _entry(job: Job, count: int) -> tuple[int, Tokens, int, bool]:
@@ -202,3 +137,9 @@ def _entry(job: Job, count: int) -> tuple[int, Tokens, int, bool]:
     held = len(job.slot.tape)
     ids = job.work.view(held, held + count)
     return job.slot.index, ids, held, count == job.pending
+
+
+def _due(job: Job) -> tuple[int, int, Sampler]:
+    assert job.slot is not None
+    assert job.sampler is not None
+    return job.seq, job.slot.index, job.sampler

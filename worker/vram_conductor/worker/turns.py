@@ -1,16 +1,13 @@
-"""Gives waiting jobs their slot: asks the scheduler who, the planner how, and has it done."""
+"""Gives waiting jobs their slot: asks the scheduler who, the planner how, and has it done.
+
+What a plan touches must be quiet when it is carried out. So a plan is only a proposal as long as
+a batch is under way there: its pools are held, and once they are quiet the round begins anew.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from vram_conductor.protocol.commands import Started
-from vram_conductor.worker.ends import Ends
 from vram_conductor.worker.job import Job
 from vram_conductor.worker.jobs import Jobs
-from vram_conductor.worker.mover import Mover
-from vram_conductor.worker.outbox import Outbox
-from vram_conductor.worker.parking import Parking
 from vram_conductor.worker.planner import Blocked, Plan, Want, plan_seat
 from vram_conductor.worker.preparing import Preparing
 from vram_conductor.worker.residency import Residency
@@ -21,8 +18,10 @@ from vram_conductor.worker.schedule import (
     frozen_pools,
     ranked,
 )
+from vram_conductor.worker.seating import Seating
 from vram_conductor.worker.snapshot import world
-from vram_conductor.worker.world import ClosePool, Drop, Park
+from vram_conductor.worker.traffic import Traffic
+from vram_conductor.worker.world import Drop, Park
 
 RECHECK_NS = 10_000_000
 """Jobs for which there was no room are looked at again after this time, or on any change."""
@@ -39,35 +38,38 @@ class Turns:
         self,
         residency: Residency,
         jobs: Jobs,
-        mover: Mover,
-        parking: Parking,
-        ends: Ends,
-        outbox: Outbox,
-        clock: Callable[[], int],
         preparing: Preparing,
+        seating: Seating,
+        traffic: Traffic,
         slice_ns: int,
     ) -> None:
         self._residency = residency
         self._jobs = jobs
-        self._mover = mover
-        self._parking = parking
-        self._ends = ends
-        self._outbox = outbox
-        self._clock = clock
         self._preparing = preparing
+        self._seating = seating
+        self._traffic = traffic
         self._slice_ns = slice_ns
         self.blocked: dict[int, Blocked] = {}
         self._fruitless: tuple[int, int] | None = None
         self._again_ns = 0
+        self._interrupted = False
 
     def place(self, now_ns: int) -> bool:
-        """One round: every waiting job that can have a slot gets one. Whether any did."""
-        self._end_stages()
-        if self._fruitless == self._picture() and now_ns < self._again_ns:
+        """One round: every waiting job that can have a slot gets one, as far as it goes without
+        waiting for anything. Whether any did."""
+        traffic = self._traffic
+        if traffic.haul is not None or not traffic.quiet(traffic.held):
             return False
+        self._end_stages()
+        calm = not traffic.held and self._fruitless == self._picture()
+        if (calm or self._seating.refused) and now_ns < self._again_ns:
+            return False
+        self._interrupted = self._seating.refused = False
         placed = self._round(now_ns)
-        for job in self._jobs.waiting():
-            job.front = False
+        if not self._interrupted:
+            traffic.held = frozenset()
+            for job in self._jobs.waiting():
+                job.front = False
         self._fruitless = None if placed else self._picture()
         self._again_ns = now_ns + RECHECK_NS
         return placed
@@ -80,7 +82,7 @@ class Turns:
         tried: set[int] = set()
         full: set[str] = set()
         placed = short = False
-        while (job := self._next(now_ns, tried)) is not None:
+        while not self._interrupted and (job := self._next(now_ns, tried)) is not None:
             tried.add(job.seq)
             if not self._may_move(job) or job.pool.key in full:
                 continue
@@ -97,6 +99,19 @@ class Turns:
                 tried -= {other.seq for other in self._jobs.waiting() if other.front}
         return placed
 
+    def _carry_out(self, job: Job, plan: Plan, now_ns: int) -> bool:
+        """Have a plan carried out; False, and its pools are held, if something is in its way."""
+        traffic = self._traffic
+        pools, _ = self._seating.touches(job, plan)
+        if not traffic.quiet(pools):
+            # Whatever is held stays so: plans that change from round to round end there, too.
+            traffic.held |= pools
+            self._interrupted = True
+            return False
+        self._seating.begin(job, plan, now_ns)
+        self._interrupted = traffic.haul is not None or self._seating.refused
+        return True
+
     def _may_move(self, job: Job) -> bool:
         """Whether things may be moved for it: it is prepared, or cannot be before its model is
         loaded."""
@@ -108,7 +123,11 @@ class Turns:
         return on_stage and all(isinstance(move, Park | Drop) for move in plan.moves)
 
     def _next(self, now_ns: int, tried: set[int]) -> Job | None:
-        by_seq = {job.seq: job for job in self._jobs.waiting() if job.seq not in tried}
+        by_seq = {
+            job.seq: job
+            for job in self._jobs.waiting()
+            if job.seq not in tried and job.verdict is None
+        }
         if not by_seq:
             return None
         best = ranked([job.view() for job in by_seq.values()], now_ns)[0]
@@ -137,72 +156,3 @@ class Turns:
             frozen_jobs=frozen_jobs(waiter, views, job.pool.swap_ms, now_ns, self._slice_ns),
         )
         return plan_seat(snapshot, Want(job.pool.key, job.conversation.key, job.cells))
-
-    def _carry_out(self, job: Job, plan: Plan, now_ns: int) -> bool:
-        stage_ns = job.pool.stage_ns
-        begin = self._clock()
-        try:
-            reopened = ClosePool(job.pool.key) in plan.moves
-            reopen = job.pool.key if reopened else ""
-            self._mover.carry_out(plan.moves, job.receipt, reopen=reopen)
-            # A pool that was only reopened keeps its time slice.
-            job.pool.stage_ns = now_ns if stage_ns is None else stage_ns
-            # Where that takes a while, the pool waits for it on its stage.
-            ready = self._preparing.ask(job)
-            restored = ready and self._seat(job, plan.slot, now_ns)
-        except Exception as error:
-            self._ends.failed(job, error)
-            return True
-        took_ms = (self._clock() - begin) / 1e6
-        if not ready:
-            job.bringing_ms += took_ms
-        elif plan.moves or restored or job.bringing_ms:
-            job.pool.note_swap(job.bringing_ms + took_ms)
-            job.bringing_ms = 0.0
-        self._residency.revision += 1
-        return True
-
-    def _seat(self, job: Job, index: int, now_ns: int) -> bool:
-        """Put the conversation's KV into the slot, as far as there is any; say STARTED."""
-        pool, conversation, paper = job.pool, job.conversation, job.receipt
-        assert job.prompt is not None
-        if conversation.pool is not None and conversation.slot and conversation.pool is not pool:
-            self._parking.release(conversation.pool, conversation.slot)
-        slot = pool.slots[index]
-        had = job.held if job.seated_once else job.expected()
-        begin = self._clock()
-        reuse = self._parking.resume(conversation, pool, slot, job.work.view())
-        if reuse.bytes:
-            paper.moved_ms += (self._clock() - begin) / 1e6
-            paper.moved_bytes += reuse.bytes
-            self._mover.swaps += 1
-        paper.restored = paper.restored or reuse.restored
-        missing = max(0, had - reuse.tokens)
-        if missing:
-            paper.reprefilled_tokens += missing
-            # A checkpoint that is right and too old: the worker died in the middle of an answer.
-            reason = reuse.reason or "state_older"
-            paper.reprefill_reason = paper.reprefill_reason or reason
-        within = min(reuse.tokens, len(job.prompt.ids))
-        paper.reused_tokens = min(paper.reused_tokens, within) if job.seated_once else within
-        conversation.lost = ""
-        job.slot, slot.job = slot, job
-        job.placed_ns, job.front, job.seated_once = now_ns, False, True
-        job.settling, job.catching_up = True, missing > 0
-        slot.used_ns = conversation.used_ns = pool.used_ns = pool.weights.used_ns = now_ns
-        self._announce(job)
-        return reuse.restored
-
-    def _announce(self, job: Job) -> None:
-        if job.announced or job.prompt is None:
-            return
-        job.announced = True
-        fresh = job.prompt.ids[job.prompt.keep :].astype("<i4")
-        self._outbox.reply(
-            Started,
-            job.run,
-            raw=fresh.tobytes(),
-            job=job.run.job,
-            keep=job.prompt.keep,
-            prompt_tokens=len(job.prompt.ids),
-        )

@@ -1,0 +1,173 @@
+"""What is under way on the lanes, and which pools must be left alone for it. Engine thread only.
+
+There is at most one batch per pool, and at most one *haul*: moves, with whatever copies belong to
+them. A haul begins when nothing is under way in the pools that it touches; until it is finished
+nobody else touches them. A pool that is *held* gets no further batch: somebody waits for it to
+become quiet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from typing import TYPE_CHECKING
+
+from vram_conductor.worker.lane import Errand, Lanes
+from vram_conductor.worker.world import Move
+
+if TYPE_CHECKING:
+    from vram_conductor.worker.job import Job
+    from vram_conductor.worker.residency import Residency
+
+HAULER = "hauler"
+
+
+class Haul(Errand):
+    """Moves, and whatever belongs to them.
+
+    Attributes:
+        pools: keys of the pools that it touches.
+        models: models whose weights it may load, unload, wake or send to sleep.
+        job: the job that it is for, if it is for one.
+    """
+
+    def __init__(
+        self,
+        touches: Touches,
+        work: Callable[[], None],
+        then: Callable[[Exception | None], None],
+        job: Job | None = None,
+    ) -> None:
+        """``work`` runs on the hauler; ``then`` on the engine thread, with what went wrong."""
+        super().__init__(HAULER)
+        self.pools, self.models = touches
+        self.job = job
+        self._work = work
+        self._then = then
+
+    def do(self) -> None:
+        self._work()
+
+    def finish(self) -> None:
+        self._then(self.error)
+
+
+Touches = tuple[frozenset[str], frozenset[str]]
+"""Keys of pools, and models."""
+
+
+def touches(residency: Residency, moves: Iterable[Move], *pools: str) -> Touches:
+    """What ``moves`` touch, and ``pools`` besides. Whoever moves weights touches every pool of
+    theirs."""
+    models = {str(move.model) for move in moves if hasattr(move, "model")}
+    named = {str(move.pool) for move in moves if hasattr(move, "pool")}
+    theirs = {key for key, pool in residency.pools.items() if pool.weights.model in models}
+    return frozenset(named | theirs | set(pools)), frozenset(models)
+
+
+class Traffic:
+    """Begins errands and takes them back.
+
+    Attributes:
+        held: keys of the pools that get no further batch.
+        haul: the haul that is under way.
+        landed: called whenever something has come back and was finished.
+    """
+
+    def __init__(self, lanes: Lanes) -> None:
+        self._lanes = lanes
+        self._batches: dict[str, Errand] = {}
+        self._next_serial = 0
+        self.haul: Haul | None = None
+        self.held: frozenset[str] = frozenset()
+        self.landed: Callable[[], None] = lambda: None
+
+    @property
+    def parallel(self) -> bool:
+        """Whether the engine thread goes on while errands are carried out."""
+        return self._lanes.parallel
+
+    # --- questions ----------------------------------------------------------------------------
+
+    def occupied(self, key: str) -> bool:
+        """Whether something is under way in a pool."""
+        return key in self._batches or (self.haul is not None and key in self.haul.pools)
+
+    def hauled(self, key: str) -> bool:
+        """Whether the haul that is under way touches a pool."""
+        return self.haul is not None and key in self.haul.pools
+
+    def moves_weights(self, model: str) -> bool:
+        """Whether the haul that is under way may take a model's weights away, or bring them."""
+        return self.haul is not None and model in self.haul.models
+
+    def quiet(self, keys: Iterable[str]) -> bool:
+        """Whether nothing is under way in these pools."""
+        return not any(self.occupied(key) for key in keys)
+
+    def free(self, key: str) -> bool:
+        """Whether a pool may get a batch."""
+        return key not in self.held and not self.occupied(key)
+
+    def progress(self, *, patient: bool) -> tuple[int, bool]:
+        """A number that changes as long as nothing hangs, and whether it should change.
+
+        It is the serial of the oldest errand under way: one lane that hangs is noticed though
+        others go on. ``patient``: the haul may take its time. Any thread.
+        """
+        serials = [errand.serial for errand in list(self._batches.values())]
+        haul = self.haul
+        if haul is not None and not patient:
+            serials.append(haul.serial)
+        return min(serials, default=self._next_serial), bool(serials)
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing at all is under way."""
+        return self.haul is None and not self._batches
+
+    # --- errands ------------------------------------------------------------------------------
+
+    def begin(self, errand: Errand) -> None:
+        """Have an errand carried out; without lanes of their own it is finished on return."""
+        errand.serial = self._next_serial
+        self._next_serial += 1
+        if isinstance(errand, Haul):
+            assert self.haul is None
+            assert self.quiet(errand.pools)
+            self.haul = errand
+        else:
+            assert not self.occupied(errand.lane)
+            self._batches[errand.lane] = errand
+        self._lanes.submit(errand)
+        if not self._lanes.parallel:
+            self.collect()
+
+    def run(self, haul: Haul) -> None:
+        """Carry a haul out here and now, beside another one: it takes next to no time."""
+        assert self.quiet(haul.pools)
+        haul.carry_out()
+        haul.finish()
+
+    def collect(self) -> bool:
+        """Take back what has been carried out; whether there was anything."""
+        done = self._lanes.finished()
+        self._land(done)
+        return bool(done)
+
+    def quiesce(self, keys: Collection[str] | None = None) -> None:
+        """Wait until nothing is under way in these pools (or anywhere)."""
+        while not (self.idle if keys is None else self.quiet(keys)):
+            self._land(self._lanes.wait())
+
+    def _land(self, errands: list[Errand]) -> None:
+        for errand in errands:
+            if errand is self.haul:
+                self.haul = None
+            else:
+                del self._batches[errand.lane]
+            errand.finish()
+            self.landed()
+
+    def retire(self, open_pools: Collection[str]) -> None:
+        """End the lanes of pools that are open no more."""
+        self._lanes.keep({HAULER, *open_pools, *self._batches})
