@@ -308,14 +308,14 @@ def test_a_full_file_system_leaves_the_state(dir_fd: int, monkeypatch: pytest.Mo
     arena.close()
 
 
-def test_a_pinned_arena_stays_mapped_until_the_last_pin(dir_fd: int) -> None:
+def test_an_arena_that_is_held_stays_mapped_until_the_last_release(dir_fd: int) -> None:
     arena = Arena.create(dir_fd, NAME, 4096)
     park(arena, b"one")
-    arena.pin()
+    arena.hold()
     assert arena.free_spare() == 0
     arena.close()
     assert arena.seal(), "the sealing thread can still work"
-    arena.unpin()
+    arena.release()
     with pytest.raises(ValueError, match="released"):
         arena.seal()
 

@@ -425,7 +425,7 @@ def test_spare_halves_make_room_in_a_full_tmpfs(opener: Opener, small_tmpfs: Pat
     for data in (b"1", b"2"):
         park(store, "a", data * (8 * STEP))
     deadline = time.monotonic() + 10
-    while store._mapped[key("a")]._pins and time.monotonic() < deadline:
+    while store._mapped[key("a")]._holds and time.monotonic() < deadline:
         time.sleep(0.001)
     park(store, "b", b"b" * (8 * STEP))
     assert read(store, "a") == b"2" * (8 * STEP)

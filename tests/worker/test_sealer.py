@@ -11,15 +11,18 @@ class SlowArena:
     """An arena whose sealing waits to be let through; counts what happens to it."""
 
     def __init__(self) -> None:
-        self.state = self.sealed = self.seals = self.pins = 0
+        self.state = self.sealed = self.seals = self.holds = 0
         self.entered = threading.Semaphore(0)
         self.gate = threading.Semaphore(0)
 
-    def pin(self) -> None:
-        self.pins += 1
+    def hold(self) -> None:
+        self.holds += 1
 
-    def unpin(self) -> None:
-        self.pins -= 1
+    def release(self) -> None:
+        self.holds -= 1
+
+    def pin_some(self) -> str:
+        return "done"
 
     def seal(self) -> bool:
         seen = self.state
@@ -39,7 +42,7 @@ def test_a_state_parked_again_while_it_waits_is_sealed_once() -> None:
     busy.gate.release()
     other.gate.release()
     sealer.close()
-    assert (other.seals, other.sealed, other.pins) == (1, 100, 0)
+    assert (other.seals, other.sealed, other.holds) == (1, 100, 0)
 
 
 def test_a_state_committed_while_the_one_before_is_sealed_gets_its_own_turn() -> None:
@@ -51,5 +54,5 @@ def test_a_state_committed_while_the_one_before_is_sealed_gets_its_own_turn() ->
     sealer.submit(arena)  # type: ignore[arg-type]
     arena.gate.release(2)
     sealer.settle()
-    assert (arena.seals, arena.sealed, arena.pins) == (2, 2, 0)
+    assert (arena.seals, arena.sealed, arena.holds) == (2, 2, 0)
     sealer.close()

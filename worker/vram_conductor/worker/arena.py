@@ -1,64 +1,69 @@
 """One mapped arena file (format: ``arena_format``): write, commit, seal, verify one state.
 
-The engine thread owns an arena; :meth:`Arena.seal` alone is called on the sealing thread. Memory
-is allocated before it is touched, so a full file system is an error and never SIGBUS.
+The thread that uses the store owns an arena; :meth:`Arena.seal` and :meth:`Arena.pin_some` alone
+are called on the sealing thread. Memory is allocated before it is touched, so a full file system is
+an error and never SIGBUS.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import mmap
 import os
-import stat
 import threading
+from itertools import pairwise
 
 from vram_conductor.protocol.errors import ConductorError, Internal
+from vram_conductor.worker import arena_file
 from vram_conductor.worker import arena_format as fmt
-from vram_conductor.worker.allocation import allocate, no_room, punch_hole
+from vram_conductor.worker.allocation import allocate
 from vram_conductor.worker.arena_format import Descriptor, Half, Held
+from vram_conductor.worker.half_memory import HalfMemory, Progress
+from vram_conductor.worker.pinning import Pinning
 from vram_conductor.worker.store import ParkedMeta
-
-_OPEN_FLAGS = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
 
 class Arena:
     """A mapped arena. Build one with :meth:`create` or :meth:`open`."""
 
-    def __init__(self, fd: int, half_bytes: int) -> None:
+    def __init__(self, fd: int, half_bytes: int, pinning: Pinning | None = None) -> None:
         self._fd = fd
         self._map = mmap.mmap(fd, fmt.file_bytes(half_bytes))
         self._view = memoryview(self._map)
         self._words = self._view[: fmt.PAGE_BYTES].cast("Q")
         self.half_bytes = half_bytes
         self._held: Held | None = None
-        self._pin_lock = threading.Lock()
-        self._pins = 0
+        self._pinning = pinning or Pinning()
+        self._halves = (self._half_memory(0), self._half_memory(1))
+        self._hold_lock = threading.Lock()
+        self._holds = 0
         self._doomed = False
 
+    def _half_memory(self, half: Half) -> HalfMemory:
+        offset = fmt.data_offset(half, self.half_bytes)
+        memory = self._view[offset : offset + self.half_bytes]
+        index = fmt.WORD_ALLOCATED[half]
+        return HalfMemory(self._fd, offset, memory, self._words[index : index + 1], self._pinning)
+
     @classmethod
-    def create(cls, dir_fd: int, name: str, half_bytes: int) -> Arena:
+    def create(
+        cls, dir_fd: int, name: str, half_bytes: int, pinning: Pinning | None = None
+    ) -> Arena:
         """Make an empty arena; only its header is allocated.
 
         Raises:
             ResourceExhausted: ``disk_full``; no file is left.
             Internal: ``arena_io``.
         """
+        fd = arena_file.create(dir_fd, name, half_bytes)
         try:
-            fd = os.open(name, _OPEN_FLAGS | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=dir_fd)
-        except OSError as error:
-            raise no_room(error, dir_fd, fmt.HEADER_BYTES) from None
-        try:
-            try:
-                os.ftruncate(fd, fmt.file_bytes(half_bytes))
-                allocate(fd, 0, fmt.HEADER_BYTES)
-                arena = cls(fd, half_bytes)
-            except OSError as error:
-                raise no_room(error, fd, fmt.HEADER_BYTES) from None
-        except BaseException:
+            arena = cls(fd, half_bytes, pinning)
+        except BaseException as error:
             os.close(fd)
             with contextlib.suppress(OSError):
                 os.unlink(name, dir_fd=dir_fd)
+            if isinstance(error, OSError):
+                raise Internal("arena_io", f"cannot map a new arena: {error}") from error
             raise
         words = arena._words
         words[fmt.WORD_MAGIC] = fmt.MAGIC
@@ -68,7 +73,9 @@ class Arena:
         return arena
 
     @classmethod
-    def open(cls, dir_fd: int, name: str, *, sealed_only: bool) -> Arena:
+    def open(
+        cls, dir_fd: int, name: str, *, sealed_only: bool, pinning: Pinning | None = None
+    ) -> Arena:
         """Map an existing arena. ``sealed_only``: a state without a checksum does not count;
         where the last one has none, the one before it may still be whole.
 
@@ -76,23 +83,9 @@ class Arena:
             DataLoss: ``state_corrupt``: damaged, cut off, not ours, not a plain file.
             Internal: ``arena_io``: no descriptor, no address space; the file may be fine.
         """
+        fd, half_bytes = arena_file.open_existing(dir_fd, name)
         try:
-            fd = os.open(name, _OPEN_FLAGS, dir_fd=dir_fd)
-        except OSError as error:
-            if error.errno in {errno.ENOENT, errno.ELOOP}:
-                raise fmt.corrupt(f"cannot be opened: {error.strerror}") from None
-            raise Internal("arena_io", f"cannot open a parked state: {error}") from error
-        try:
-            info = os.fstat(fd)
-            plain = stat.S_ISREG(info.st_mode) and info.st_nlink == 1
-            if not plain or info.st_uid != os.geteuid():
-                raise fmt.corrupt("not a plain file of this user")
-            if info.st_size < fmt.file_bytes(fmt.PAGE_BYTES):
-                raise fmt.corrupt("cut off", file_bytes=info.st_size)
-            page = os.pread(fd, fmt.PAGE_BYTES, 0)
-            words = tuple(memoryview(page).cast("Q"))
-            half_bytes = fmt.check_words(words, info.st_size)
-            arena = cls(fd, half_bytes)
+            arena = cls(fd, half_bytes, pinning)
         except BaseException as error:
             os.close(fd)
             if isinstance(error, OSError):
@@ -118,27 +111,13 @@ class Arena:
             raise fmt.corrupt(f"it has holes: {error.info.message}") from None
 
     def _find(self, sealed_only: bool) -> Held | None:
-        commit = self._words[fmt.WORD_COMMIT]
-        if commit == 0:
-            return None
-        seq, half = commit >> 1, commit & 1
-        newest = self._half_held(half, seq)
-        if newest is None:
-            raise fmt.corrupt("damaged descriptor")
-        if not sealed_only or newest.seal is not None:
-            return newest
-        older = self._half_held(1 - half, seq - 1)
-        if older is None or older.seal is None:
-            return None
-        # The commit word must never name a half that the next write is going to use.
-        self._words[fmt.WORD_COMMIT] = older.descriptor.seq << 1 | older.half
-        return older
-
-    def _half_held(self, half: int, seq: int) -> Held | None:
-        index: Half = 1 if half else 0
-        offset = fmt.PAGE_BYTES * (1 + index)
-        page = bytes(self._view[offset : offset + fmt.PAGE_BYTES])
-        return fmt.held(tuple(self._words), index, fmt.unpack_descriptor(page), seq)
+        pages = [fmt.PAGE_BYTES, 2 * fmt.PAGE_BYTES, fmt.HEADER_BYTES]
+        descriptors = [bytes(self._view[start:end]) for start, end in pairwise(pages)]
+        found = fmt.find(tuple(self._words), descriptors, sealed_only)
+        if found is not None:
+            # The commit word must never name a half that the next write is going to use.
+            self._words[fmt.WORD_COMMIT] = found.descriptor.seq << 1 | found.half
+        return found
 
     @property
     def meta(self) -> ParkedMeta | None:
@@ -152,13 +131,20 @@ class Arena:
 
     @property
     def allocated_bytes(self) -> int:
-        """What the file takes."""
-        return fmt.HEADER_BYTES + sum(self._words[index] for index in fmt.WORD_ALLOCATED)
+        """What the file takes, or will soon take, see :meth:`reserve`."""
+        return fmt.HEADER_BYTES + sum(half.taken_bytes for half in self._halves)
 
     @property
     def spare_bytes(self) -> int:
-        """What of it is the half that holds no committed state."""
-        return self._words[fmt.WORD_ALLOCATED[self._spare()]]
+        """What of it the committed state does not need."""
+        return self.allocated_bytes - fmt.HEADER_BYTES - self._kept_bytes()
+
+    def _kept_bytes(self) -> int:
+        """What the committed state needs of its half's memory."""
+        if self._held is None:
+            return 0
+        need = fmt.round_up(self._held.descriptor.meta.payload_bytes, fmt.GROW_BYTES)
+        return min(need, self._halves[self._held.half].allocated_bytes)
 
     def _spare(self) -> Half:
         return 0 if self._held is None or self._held.half == 1 else 1
@@ -170,7 +156,7 @@ class Arena:
     def growth_bytes(self, need_bytes: int) -> int:
         """How many more bytes :meth:`begin` would allocate."""
         wanted = min(self.half_bytes, fmt.round_up(need_bytes, fmt.GROW_BYTES))
-        return max(0, wanted - self._words[fmt.WORD_ALLOCATED[self._spare()]])
+        return max(0, wanted - self._halves[self._spare()].taken_bytes)
 
     def begin(self, need_bytes: int) -> memoryview:
         """A writable view of the spare half, exactly ``need_bytes`` long.
@@ -184,13 +170,9 @@ class Arena:
         self._words[fmt.WORD_SEAL_SEQ[spare]] = 0
         page = fmt.PAGE_BYTES * (1 + spare)
         self._view[page : page + 16] = bytes(16)
-        offset = fmt.data_offset(spare, self.half_bytes)
-        grow = self.growth_bytes(need_bytes)
-        if grow:
-            have = self._words[fmt.WORD_ALLOCATED[spare]]
-            allocate(self._fd, offset + have, grow)
-            self._words[fmt.WORD_ALLOCATED[spare]] = have + grow
-        return self._view[offset : offset + need_bytes]
+        half = self._halves[spare]
+        half.grow(min(self.half_bytes, fmt.round_up(need_bytes, fmt.GROW_BYTES)))
+        return half.view(need_bytes, writable=True)
 
     def commit(self, meta: ParkedMeta) -> None:
         """Make what was written since :meth:`begin` the committed state."""
@@ -214,11 +196,8 @@ class Arena:
         assert self._held is not None
         if os.fstat(self._fd).st_size != fmt.file_bytes(self.half_bytes):
             raise fmt.corrupt("cut off")
-        return self._payload(self._held)
-
-    def _payload(self, state: Held) -> memoryview:
-        offset = fmt.data_offset(state.half, self.half_bytes)
-        return self._view[offset : offset + state.descriptor.meta.payload_bytes].toreadonly()
+        size = self._held.descriptor.meta.payload_bytes
+        return self._halves[self._held.half].view(size, writable=False)
 
     def seal(self) -> bool:
         """Write the committed state's checksum; False if a newer state came meanwhile.
@@ -228,7 +207,9 @@ class Arena:
         state = self._held
         if state is None:
             return False
-        checksum = fmt.payload_sum(self._payload(state))
+        offset = fmt.data_offset(state.half, self.half_bytes)
+        size = state.descriptor.meta.payload_bytes
+        checksum = fmt.payload_sum(self._view[offset : offset + size])
         self._words[fmt.WORD_SEAL_SUM[state.half]] = checksum
         self._words[fmt.WORD_SEAL_SEQ[state.half]] = state.descriptor.seq
         return self._held is state
@@ -245,49 +226,73 @@ class Arena:
                 raise fmt.corrupt("its checksum does not match", payload_bytes=len(payload))
 
     def free_spare(self) -> int:
-        """Give the spare half's memory back; returns the bytes freed. It grows again on use."""
-        spare = self._spare()
-        size = self._words[fmt.WORD_ALLOCATED[spare]]
-        # A sealing thread may still read this half, and reading a hole allocates.
-        if not size or self._pins:
-            return 0
-        self._words[fmt.WORD_SEAL_SEQ[spare]] = 0
-        self._words[fmt.WORD_ALLOCATED[spare]] = 0
-        offset = fmt.data_offset(spare, self.half_bytes)
-        if not punch_hole(self._fd, offset, size):
-            self._words[fmt.WORD_ALLOCATED[spare]] = size
-            return 0
-        return size
+        """Give back what the committed state does not need; returns how many bytes that were."""
+        before = self.allocated_bytes
+        if self._held is not None:
+            self._halves[self._held.half].shrink(self._kept_bytes())
+        # A sealing thread may still read the spare half, and reading a hole allocates.
+        if not self._holds:
+            spare = self._spare()
+            self._words[fmt.WORD_SEAL_SEQ[spare]] = 0
+            self._halves[spare].shrink(0)
+        return before - self.allocated_bytes
+
+    # --- pinned memory ------------------------------------------------------------------------
+
+    def reserve(self, size: int) -> None:
+        """Let halves that are in use have memory for ``size`` bytes when they are pinned next."""
+        for half in self._halves:
+            if half.allocated_bytes:
+                half.reserve(size)
+
+    def pin_some(self) -> Progress:
+        """Pin one more piece of what is allocated, see :meth:`HalfMemory.pin_some`."""
+        for half in (self._halves[1 - self._spare()], self._halves[self._spare()]):
+            progress = "done" if self._doomed else half.pin_some()
+            if progress != "done":
+                return progress
+        return "done"
 
     @property
     def pinned(self) -> bool:
-        """Whether a :meth:`pin` keeps its memory."""
-        return self._pins > 0
+        """Whether the committed state lies in pinned memory."""
+        meta, half = self.meta, self._halves[1 - self._spare()]
+        return meta is not None and 0 < meta.payload_bytes <= half.pinned_bytes
 
-    def pin(self) -> None:
-        """Keep the mapping until :meth:`unpin`, whatever happens to the arena."""
-        with self._pin_lock:
-            self._pins += 1
+    # --- the mapping --------------------------------------------------------------------------
 
-    def unpin(self) -> None:
-        """Undo one :meth:`pin`; the last one carries out a :meth:`close` that came meanwhile."""
-        with self._pin_lock:
-            self._pins -= 1
-            if self._pins == 0 and self._doomed:
+    @property
+    def held(self) -> bool:
+        """Whether a :meth:`hold` keeps its memory."""
+        return self._holds > 0
+
+    def hold(self) -> None:
+        """Keep the mapping until :meth:`release`, whatever happens to the arena."""
+        with self._hold_lock:
+            self._holds += 1
+
+    def release(self) -> None:
+        """Undo one :meth:`hold`; the last one carries out a :meth:`close` that came meanwhile."""
+        with self._hold_lock:
+            self._holds -= 1
+            if self._holds == 0 and self._doomed:
                 self._unmap()
 
     def close(self) -> None:
-        """Unmap, at once or when the last pin goes. Idempotent."""
-        with self._pin_lock:
+        """Unmap, at once or when the last hold goes. Idempotent."""
+        with self._hold_lock:
             self._doomed = True
-            if self._pins == 0:
+            if self._holds == 0:
                 self._unmap()
 
     def _unmap(self) -> None:
         if self._fd < 0:
             return
+        unpinned = self._halves[0].close() & self._halves[1].close()
         os.close(self._fd)
         self._fd = -1
+        if not unpinned:
+            return
         self._words.release()
         self._view.release()
         # A view that is still out keeps the memory until it is released.

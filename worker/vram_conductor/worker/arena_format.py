@@ -21,6 +21,7 @@ the sequence number of its descriptor has none.
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -156,10 +157,34 @@ def check_words(words: tuple[int, ...], size_bytes: int) -> int:
     return half_bytes
 
 
-def held(
-    words: tuple[int, ...], half: Half, descriptor: Descriptor | None, seq: int
-) -> Held | None:
-    """The state of ``half`` if it is complete and has this sequence number."""
+def find(words: tuple[int, ...], pages: Sequence[bytes], sealed_only: bool) -> Held | None:
+    """The state that the header tells of, None if there is none.
+
+    Args:
+        pages: the two descriptor pages.
+        sealed_only: a state without a checksum does not count; where the last one has none, the
+            one before it may still be whole.
+
+    Raises:
+        DataLoss: ``state_corrupt``: the commit word names what is not there.
+    """
+    commit = words[WORD_COMMIT]
+    if commit == 0:
+        return None
+    seq, last = commit >> 1, commit & 1
+    newest = _held(words, last, pages, seq)
+    if newest is None:
+        raise corrupt("damaged descriptor")
+    if not sealed_only or newest.seal is not None:
+        return newest
+    older = _held(words, 1 - last, pages, seq - 1)
+    return older if older is not None and older.seal is not None else None
+
+
+def _held(words: tuple[int, ...], index: int, pages: Sequence[bytes], seq: int) -> Held | None:
+    """The state of a half if it is complete and has this sequence number."""
+    half: Half = 1 if index else 0
+    descriptor = unpack_descriptor(pages[half])
     if descriptor is None or descriptor.seq != seq:
         return None
     if not 0 <= descriptor.meta.payload_bytes <= words[WORD_ALLOCATED[half]]:

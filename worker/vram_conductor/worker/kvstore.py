@@ -18,7 +18,8 @@ from vram_conductor.protocol.values import ConversationKey
 from vram_conductor.worker import arena_format as fmt
 from vram_conductor.worker.arena import Arena
 from vram_conductor.worker.arena_dir import ArenaDir, arena_name, new_name
-from vram_conductor.worker.records import Record, adopted
+from vram_conductor.worker.pinning import Pinning
+from vram_conductor.worker.records import Record, adopt_all
 from vram_conductor.worker.sealer import Sealer
 from vram_conductor.worker.store import ParkedMeta
 
@@ -28,37 +29,32 @@ T = TypeVar("T")
 MAPPED_MAX = 128
 """Arenas mapped at once; the others keep their file and are mapped again on use."""
 
+RESERVE_BYTES = 32 * 1024 * 1024
+"""Memory that is made ready and pinned for what a conversation will grow by, at least."""
+
 
 class KVStore:
     """See :class:`vram_conductor.worker.store.Store`. Engine thread only."""
 
-    def __init__(self, folder: ArenaDir, cap_bytes: int, mapped_max: int = MAPPED_MAX) -> None:
+    def __init__(
+        self,
+        folder: ArenaDir,
+        cap_bytes: int,
+        mapped_max: int = MAPPED_MAX,
+        pinning: Pinning | None = None,
+    ) -> None:
         """Adopt what ``folder`` holds."""
+        self.pinning = pinning or Pinning()
         self._folder = folder
         self._cap_bytes = cap_bytes
         self.lent_bytes = 0
         self._mapped_max = mapped_max
-        self._records: OrderedDict[ConversationKey, Record] = OrderedDict()
+        self._records = adopt_all(folder)
         self._mapped: OrderedDict[ConversationKey, Arena] = OrderedDict()
         self._fresh: dict[ConversationKey, Arena] = {}
         """Arenas that have no commit yet: first ones, and those that replace outgrown ones."""
         self._writing: set[ConversationKey] = set()
         self._sealer = Sealer()
-        self._adopt()
-
-    # --- adoption -----------------------------------------------------------------------------
-
-    def _adopt(self) -> None:
-        for name in self._folder.names():
-            if name.endswith(".new"):
-                self._folder.remove(name)
-                continue
-            try:
-                record = adopted(self._folder, name)
-                self._records[record.meta.conversation] = record
-            except ConductorError as error:
-                log.warning("parked state %s discarded: %s", name, error.info.message)
-                self._folder.remove(name)
         while self._records and self.used_bytes > self._cap_bytes:
             key = next(iter(self._records))
             log.warning("parked state of %s discarded: host_cap has become smaller", key)
@@ -112,7 +108,7 @@ class KVStore:
         name = new_name(arena_name(key))
         # A leftover can only be of our own making: the folder is private and locked.
         self._folder.remove(name)
-        arena = self._insist(lambda: Arena.create(self._folder.fd, name, half_bytes))
+        arena = self._insist(lambda: Arena.create(self._folder.fd, name, half_bytes, self.pinning))
         self._fresh[key] = arena
         try:
             return self._insist(lambda: arena.begin(need_bytes))
@@ -145,6 +141,7 @@ class KVStore:
         self._writing.discard(key)
         self._records[key] = record = Record(meta, trusted=True)
         record.measure(arena)
+        self._reserve(arena, record)
         self._sealer.submit(arena)
         self._map(key, arena)
 
@@ -188,6 +185,11 @@ class KVStore:
         written, or will be the next time; they are given back as soon as room is needed."""
         return self.used_bytes - sum(self.bytes(key) for key in self._records)
 
+    def pinned(self, key: ConversationKey) -> bool:
+        """Whether the whole committed state lies in pinned memory now."""
+        arena = self._mapped.get(key)
+        return arena is not None and arena.pinned
+
     def close(self) -> None:
         """Seal what is committed, unmap, release the folder. The files stay."""
         self._sealer.close()
@@ -212,7 +214,9 @@ class KVStore:
         if arena is None:
             try:
                 name = arena_name(key)
-                arena = Arena.open(self._folder.fd, name, sealed_only=not record.trusted)
+                arena = Arena.open(
+                    self._folder.fd, name, sealed_only=not record.trusted, pinning=self.pinning
+                )
                 if arena.meta != record.meta:
                     arena.close()
                     raise fmt.corrupt("it has been replaced")
@@ -246,6 +250,18 @@ class KVStore:
             arena.close()
             self._folder.remove(new_name(arena_name(key)))
 
+    def _reserve(self, arena: Arena, record: Record) -> None:
+        """Where memory is pinned, let the next, longer states of this conversation find it ready.
+        Only while half of the room is free: it would soon have to be given back."""
+        if not self.pinning.active:
+            return
+        payload = record.meta.payload_bytes
+        wanted = fmt.round_up(payload + max(payload // 4, RESERVE_BYTES), fmt.GROW_BYTES)
+        more_bytes = 2 * wanted - record.bytes
+        if self.used_bytes + more_bytes <= (self._cap_bytes - self.lent_bytes) // 2:
+            arena.reserve(wanted)
+            record.measure(arena)
+
     def _make_room(self, grow_bytes: int) -> None:
         """Check that ``grow_bytes`` more stay under the cap; free spare halves if they do not.
 
@@ -275,8 +291,10 @@ class KVStore:
 
     def _free_spare(self, key: ConversationKey) -> int:
         arena = self._mapped[key]
-        if arena.pinned:
+        if arena.held:
             self._sealer.settle()
         freed = arena.free_spare()
         self._records[key].measure(arena)
+        if freed and self.pinning.active:
+            self._sealer.pin(arena)
         return freed

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import logging
+from collections import OrderedDict
 from dataclasses import dataclass
 
+from vram_conductor.protocol.errors import ConductorError
+from vram_conductor.protocol.values import ConversationKey
 from vram_conductor.worker import arena_format as fmt
 from vram_conductor.worker.arena import Arena
 from vram_conductor.worker.arena_dir import ArenaDir, arena_name
 from vram_conductor.worker.store import ParkedMeta
+
+log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -28,13 +34,25 @@ class Record:
         self.bytes, self.spare_bytes = arena.allocated_bytes, arena.spare_bytes
 
 
-def adopted(folder: ArenaDir, name: str) -> Record:
-    """The record of a file that an earlier life left; what it has to spare is freed.
+def adopt_all(folder: ArenaDir) -> OrderedDict[ConversationKey, Record]:
+    """The records of what an earlier life left in ``folder``, the least recently written first;
+    files that hold no whole state are deleted."""
+    records: OrderedDict[ConversationKey, Record] = OrderedDict()
+    for name in folder.names():
+        if name.endswith(".new"):
+            folder.remove(name)
+            continue
+        try:
+            record = _adopted(folder, name)
+        except ConductorError as error:
+            log.warning("parked state %s discarded: %s", name, error.info.message)
+            folder.remove(name)
+        else:
+            records[record.meta.conversation] = record
+    return records
 
-    Raises:
-        DataLoss: ``state_corrupt``: it holds no whole state, or not the one of its name.
-        Internal: ``arena_io``.
-    """
+
+def _adopted(folder: ArenaDir, name: str) -> Record:
     arena = Arena.open(folder.fd, name, sealed_only=True)
     try:
         meta = arena.meta
