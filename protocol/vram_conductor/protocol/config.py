@@ -20,6 +20,7 @@ from vram_conductor.protocol.errors import InvalidArgument
 from vram_conductor.protocol.values import DeviceKind, KVType, LedgerMode
 
 SleepMode = Literal["auto", "off"]
+LanesMode = Literal["auto", "inline", "threads"]
 
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]i?B|B)?\s*", re.IGNORECASE)
 _UNIT = {"b": 0, "k": 1, "m": 2, "g": 3, "t": 4}
@@ -116,6 +117,9 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         catalogue: path of ``models.toml``; empty: the packaged one.
         sample_ms: period of the memory sample.
         hang_ms: exit when the engine is busy and makes no step for this long.
+        lanes: ``threads``: models compute side by side, and beside what is moved; ``inline``: one
+            thing at a time; ``auto``: threads on cuda, inline on cpu, where models would only
+            take each other's cores.
         verify_digest: hash model files at first load.
     """
 
@@ -125,6 +129,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     catalogue: str = ""
     sample_ms: int = 2_000
     hang_ms: int = 60_000
+    lanes: LanesMode = "auto"
     verify_digest: bool = True
 
 

@@ -1,26 +1,22 @@
 """Puts the worker together, runs it, takes it apart again.
 
-Threads: this one is the engine thread and owns every llama.cpp object and the store; beside it
-run the IO thread (``link``), two preparers of prompts, the estimator, the sealer and the digester.
-They talk through queues only. Processes are started by exec, never by a bare fork.
+Threads: this one is the engine thread and makes all decisions; beside it run the lanes that carry
+them out (on cuda), the IO thread (``link``), two preparers of prompts, the estimator, the sealer
+and the digester. They talk through queues only. Processes are started by exec, never forked.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import queue
 import random
-import signal
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 
 from vram_conductor.protocol.catalogue import load_catalogue, packaged_catalogue
 from vram_conductor.protocol.commands import Estimate
@@ -41,14 +37,17 @@ from vram_conductor.worker.engine import Estimator
 from vram_conductor.worker.estimating import Estimating
 from vram_conductor.worker.exits import EXIT_INTERNAL, EXIT_USAGE, exit_code
 from vram_conductor.worker.kvstore import KVStore
+from vram_conductor.worker.lane import InlineLanes, Lanes, ThreadLanes
 from vram_conductor.worker.link import Arrived, Inbound, Link
 from vram_conductor.worker.llama import open_engine
 from vram_conductor.worker.llama.options import EngineOptions
-from vram_conductor.worker.loop import EngineLoop, Identity, Inbox, Sampler, Stop, Wake
+from vram_conductor.worker.loop import EngineLoop, Identity, Inbox, Sampler, Wake
 from vram_conductor.worker.memory import CpuSampler
 from vram_conductor.worker.options import Options, parse
 from vram_conductor.worker.preparer import ThreadPreparer
 from vram_conductor.worker.resolver import Resolver
+from vram_conductor.worker.stops import stop_signals, watch_supervisor
+from vram_conductor.worker.streams import JOIN_TOKENS, Joining
 from vram_conductor.worker.vram import NvmlSampler
 
 log = logging.getLogger(__name__)
@@ -111,10 +110,14 @@ def build(options: Options, inbox: Inbox, stack: ExitStack) -> EngineLoop:
         build=engine.build,
         base_bytes=sampler.measure_base(),
         host_total_bytes=store.capacity_bytes,
-        mechanism_note="states are copied between slots and shared memory",
+        mechanism=engine.mechanism,
+        mechanism_note=engine.mechanism_note,
     )
-    preparer = ThreadPreparer(lambda: inbox.put(Wake()))
+    wake = Wake()
+    preparer = ThreadPreparer(lambda: inbox.put(wake))
     stack.callback(preparer.close)
+    lanes = lanes_for(options, lambda: inbox.put(wake))
+    stack.callback(lanes.close)
     core = Core(
         engine,
         store,
@@ -124,11 +127,21 @@ def build(options: Options, inbox: Inbox, stack: ExitStack) -> EngineLoop:
         base_bytes=identity.base_bytes,
         batch_tokens=engine_options.batch_tokens,
         preparer=preparer,
+        lanes=lanes,
+        joining=Joining(JOIN_TOKENS) if lanes.parallel else None,
     )
     parts = Parts(core, store, engine.estimator, sampler, identity)
     loop = connect(options, parts, inbox, stack)
     log.info("serving %s, build %s", device.id, engine.build)
     return loop
+
+
+def lanes_for(options: Options, wake: Callable[[], None]) -> Lanes:
+    """Threads or not, as the configuration says, else as the device is."""
+    mode = options.config.worker.lanes
+    if mode == "threads" or (mode == "auto" and options.device.kind == "cuda"):
+        return ThreadLanes(wake)
+    return InlineLanes()
 
 
 @dataclass(frozen=True)
@@ -242,48 +255,3 @@ def open_resolver(config: WorkerConfig) -> Resolver:
         models_dir(config),
         [Path(folder) for folder in config.model_dirs],
     )
-
-
-@contextlib.contextmanager
-def stop_signals(inbox: Inbox) -> Iterator[None]:
-    """SIGTERM and SIGINT become a request to drain."""
-
-    def on_signal(number: int, frame: FrameType | None) -> None:
-        # SimpleQueue.put may be called from a signal handler.
-        inbox.put(Stop(signal.Signals(number).name))
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    previous = {
-        number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT)
-    }
-    try:
-        yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
-
-
-def watch_supervisor(fd: int | None, inbox: Inbox) -> None:
-    """Drain when ``fd`` reads end of file.
-
-    Raises:
-        InvalidArgument: ``bad_config``: it is not open.
-    """
-    if fd is None:
-        return
-    try:
-        os.fstat(fd)
-    except OSError:
-        raise InvalidArgument(
-            "bad_config", f"--supervised-fd {fd} is not open; pass the read end of a pipe", fd=fd
-        ) from None
-
-    def watch() -> None:
-        with contextlib.suppress(OSError):
-            while os.read(fd, 4096):
-                pass
-        inbox.put(Stop("the supervisor is gone"))
-
-    threading.Thread(target=watch, name="supervised", daemon=True).start()

@@ -9,7 +9,7 @@ import socket
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 import msgspec
 
@@ -94,6 +94,7 @@ class Identity:
     base_bytes: int
     host_total_bytes: int
     mechanism_note: str
+    mechanism: Literal["vmm-sleep", "state-swap"] = "state-swap"
 
 
 class EngineLoop:
@@ -286,7 +287,7 @@ class EngineLoop:
             device=info,
             memory=self._sampler.sample(self._core.report().own_bytes),
             base_bytes=identity.base_bytes,
-            mechanism="state-swap",
+            mechanism=identity.mechanism,
             mechanism_note=identity.mechanism_note,
             parked=self._core.adopted(),
             host_total_bytes=identity.host_total_bytes,
