@@ -5,7 +5,7 @@ It shares no code with the ledger but the value types.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from vram_conductor.broker.ledger.claims import Claim, Measured
@@ -49,6 +49,15 @@ def inside(a: ShapeKey, b: ShapeKey) -> bool:
 
 
 @dataclass
+class OracleLease:
+    """``ends`` is None while it is pending."""
+
+    size: int
+    park: bool
+    ends: int | None = None
+
+
+@dataclass
 class Oracle:
     """One device, counted naively."""
 
@@ -61,7 +70,7 @@ class Oracle:
     weights: dict[str, Size] = field(default_factory=dict)
     scratch: dict[str, Size] = field(default_factory=dict)
     pools: dict[PoolName, dict[ShapeKey, Size]] = field(default_factory=dict)
-    leases: dict[str, tuple[int, int | None]] = field(default_factory=dict)
+    leases: dict[str, OracleLease] = field(default_factory=dict)
     raw: int = 0
     others: int | None = None
     taken: int | None = None
@@ -84,8 +93,12 @@ class Oracle:
 
         return at(now) if now in sizes else min(at(k) for k in sizes if inside(now, k))
 
-    def lease_bytes(self) -> int:
-        return sum(size for size, _ in self.leases.values())
+    def lease_bytes(self, *, held: bool = False, park: bool = False) -> int:
+        return sum(
+            lease.size
+            for lease in self.leases.values()
+            if not (held and lease.ends is None) and not (park and not lease.park)
+        )
 
     def promised(self) -> int:
         fixed = self.base + self.lease_bytes() + sum(x.value() for x in self.scratch.values())
@@ -98,7 +111,7 @@ class Oracle:
 
     def foreign(self) -> int:
         others = self.raw if self.others is None else self.others
-        return self.raw - min(self.lease_bytes(), max(0, self.raw - others))
+        return self.raw - min(self.lease_bytes(held=True), max(0, self.raw - others))
 
     def host(self) -> int:
         states = [c.state_bytes for c, _ in self.members.values()]
@@ -112,19 +125,27 @@ class Oracle:
     def expire(self, now: int) -> bool:
         """Whether any lease has."""
         held = len(self.leases)
-        self.leases = {n: x for n, x in self.leases.items() if x[1] is None or x[1] > now}
+        self.leases = {n: x for n, x in self.leases.items() if x.ends is None or x.ends > now}
         return len(self.leases) < held
 
     def sample(self, raw: int, now: int) -> None:
-        leases = self.lease_bytes()
+        leases = self.lease_bytes(held=True)
         if not leases or self.others is None:
             self.others = max(0, raw - leases)
         self.others = min(self.others, raw)
         self.raw, self.taken = raw, now
 
-    def grant(self, lease: str, size: int, expires: int | None) -> None:
-        self.others = self.foreign()
-        self.leases[lease] = (size, expires)
+    def grants(self, size: int, park: bool) -> bool:
+        taken = self.base + self.lease_bytes() if park else self.promised()
+        return taken + size + self.foreign() <= self.cap
+
+    def grant(self, lease: str, size: int, park: bool) -> None:
+        self.leases[lease] = OracleLease(size, park)
+
+    def held(self, lease: str, ends: int) -> None:
+        if self.leases[lease].ends is None:
+            self.others = self.foreign()
+        self.leases[lease].ends = ends
 
     def hold(self, claim: Claim) -> None:
         self.members[claim.agent] = (claim, True)
@@ -186,7 +207,7 @@ class Oracle:
             size = self.pools[pool].setdefault(shape, Size())
             size.settled, size.measured = m.pool_bytes, True
         after = self.promised()
-        if after > before and after + self.foreign() > self.cap:
+        if after > before and after - self.lease_bytes(park=True) + self.foreign() > self.cap:
             self.weights[model], self.scratch[model] = saved[0], saved[1]
             if pool in self.pools:
                 self.pools[pool] = saved[2]
@@ -198,7 +219,7 @@ class Oracle:
                     size.settled = min(size.settled, known.value())
         return True
 
-    def expect(self, claim: Claim, now: int) -> str:
+    def expect(self, claim: Claim, now: int, returning: bool = False) -> str:
         """What ``reserve`` must say."""
         if self.blind(now):
             return "STALE_SAMPLE"
@@ -207,7 +228,8 @@ class Oracle:
         trial = Oracle(self.mode, self.cap, self.host_cap, self.max_age)
         trial.__dict__.update(deep(self.__dict__))
         trial.hold(claim)
-        if trial.promised() + self.foreign() > self.cap:
+        promised = trial.promised() - (self.lease_bytes(park=True) if returning else 0)
+        if promised + self.foreign() > self.cap:
             return "CAP"
         return "HOST" if trial.host() > self.host_cap else "admit"
 
@@ -215,6 +237,7 @@ class Oracle:
 def deep(fields: dict[str, Any]) -> dict[str, Any]:
     copied = dict(fields)
     copied["members"] = dict(fields["members"])
+    copied["leases"] = {k: replace(x) for k, x in fields["leases"].items()}
     copied["weights"] = {k: s.copy() for k, s in fields["weights"].items()}
     copied["scratch"] = {k: s.copy() for k, s in fields["scratch"].items()}
     copied["pools"] = {p: {k: s.copy() for k, s in x.items()} for p, x in fields["pools"].items()}

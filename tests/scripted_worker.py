@@ -136,6 +136,7 @@ class ScriptedWorker:
         self.refused: ErrorInfo | None = None
         self.loaded_sizes: dict[str, Any] = {}
         self.seq = 0
+        self.own_bytes = 0
         self.dead = False
 
     # --- from the broker ----------------------------------------------------------------------
@@ -251,14 +252,21 @@ class ScriptedWorker:
         )
         self.say(msgspec.structs.replace(ready, **changes))
 
-    def residency(self, foreign_bytes: int = 0, **fields: Any) -> None:
+    def residency(
+        self, foreign_bytes: int = 0, memory: Memory | None = None, **fields: Any
+    ) -> None:
+        """A report; it has ``own_bytes`` on the device."""
         self.seq += 1
+        own = self.own_bytes
+        memory = memory or Memory(
+            used_bytes=own + foreign_bytes, own_bytes=own, foreign_bytes=foreign_bytes
+        )
         self.say(
             c.Residency(
                 broker_epoch=self.bench.broker_epoch,
                 worker_epoch=self.epoch,
                 seq=self.seq,
-                memory=Memory(used_bytes=foreign_bytes, own_bytes=0, foreign_bytes=foreign_bytes),
+                memory=memory,
                 **fields,
             )
         )
@@ -527,6 +535,12 @@ class Client:
         assert len(answers) == 1, answers
         assert isinstance(answers[0], m.Ok), answers[0]
         return answers[0].body
+
+    def lease(self, name: str, lease_bytes: int = 0, **fields: Any) -> bytes:
+        """LEASE; returns its rid."""
+        rid = fields.pop("rid", None) or self.bench.rid()
+        self.send(m.Lease(rid=rid, name=name, lease_bytes=lease_bytes, **fields))
+        return rid
 
     def error(self, rid: bytes) -> ErrorInfo:
         """The error of the only ERROR of ``rid``."""

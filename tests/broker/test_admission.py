@@ -11,7 +11,14 @@ from vram_conductor.broker.ledger import admission
 from vram_conductor.broker.ledger.admission import Refusal
 from vram_conductor.broker.ledger.capacity import DeviceSpec
 from vram_conductor.broker.ledger.claims import Claim, Measured
-from vram_conductor.broker.ledger.decisions import Admit, Deny, DenyCode, Reservation, Stale
+from vram_conductor.broker.ledger.decisions import (
+    Admit,
+    Deny,
+    DenyCode,
+    LeaseKey,
+    Reservation,
+    Stale,
+)
 from vram_conductor.broker.ledger.ledger import Ledger
 from vram_conductor.protocol import limits
 from vram_conductor.protocol.errors import Code, ErrorInfo
@@ -237,7 +244,7 @@ def test_foreign_bytes_base_and_leases_shrink_what_fits() -> None:
     assert ledger.fit_bytes(claim) == 100 * MIB
     ledger.observe(10 * MIB, 0)
     ledger.set_base(5 * MIB)
-    ledger.grant_lease("x", 3 * MIB, None, 0)
+    ledger.grant_lease(LeaseKey("p", "x"), 3 * MIB, 0, park=False)
     assert ledger.fit_bytes(claim) == 82 * MIB
 
 

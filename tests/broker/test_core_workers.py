@@ -726,7 +726,52 @@ def test_growing_foreign_use_loses_nothing() -> None:
     assert [item.budget_bytes for item in worker.all(c.Budget)] == [1024 * MIB, 24 * MIB]
     assert agent(bench).state == "ready"
     assert client.error(client.register("more", "other")).details["foreign_bytes"] == 1000 * MIB
-    run_once(worker, client)
+    # A job that would not fit even alone waits here, not in the place of one that fits.
+    rid = client.decode("coder", continue_=True)
+    assert not worker.jobs
+    (job,) = bench.core.report(bench.now_ns).jobs
+    assert (job.state, job.waiting, job.waiting_ms) == ("queued", "foreign", None)
+    worker.residency(foreign_bytes=0)
+    worker.finish(worker.job("coder"))
+    client.done(rid)
+
+
+def test_base_follows_the_worker_and_less_counts_only_with_a_sample_from_after_it() -> None:
+    bench, worker, _client = setup()
+    before = device(bench).promised.promised_bytes
+
+    def base(size: int, age_ms: int = 0, foreign_bytes: int = 0) -> int:
+        memory = Memory(
+            used_bytes=foreign_bytes, own_bytes=0, foreign_bytes=foreign_bytes, age_ms=age_ms
+        )
+        worker.residency(lines=[Line("base", size)], memory=memory)
+        return device(bench).promised.promised_bytes - before
+
+    bench.advance(100)
+    assert base(50 * MIB) == 50 * MIB
+    # A sample from before: what the base gave back may be somebody's by now.
+    bench.advance(100)
+    assert base(20 * MIB, age_ms=300) == 50 * MIB
+    assert base(60 * MIB, age_ms=300) == 60 * MIB
+    # So old that nothing is admitted on it.
+    bench.advance(7000)
+    assert base(20 * MIB, age_ms=6500) == 60 * MIB
+    assert base(20 * MIB) == 20 * MIB
+    for nonsense in (-1, 1 << 63):
+        worker.residency(lines=[Line("base", nonsense)])
+        assert device(bench).promised.promised_bytes - before == 20 * MIB
+    assert agent(bench).state == "ready"
+
+
+def test_less_base_lets_those_in_who_did_not_fit() -> None:
+    bench, worker, client = setup()
+    rest = 1024 * MIB - device(bench).promised.promised_bytes
+    bench.advance(1)
+    worker.residency(lines=[Line("base", rest - 10 * MIB)])
+    assert client.error(client.register("more", "other")).reason == LEDGER_DENY
+    bench.advance(1)
+    worker.residency(lines=[Line("base", 1 * MIB)])
+    client.ok(client.register("more", "other"))
 
 
 # --- drain ------------------------------------------------------------------------------------

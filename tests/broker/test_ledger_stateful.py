@@ -22,6 +22,7 @@ from vram_conductor.broker.ledger.decisions import (
     Deny,
     DenyCode,
     Lease,
+    LeaseKey,
     Reservation,
     Stale,
 )
@@ -52,7 +53,7 @@ surprise = st.none() | st.integers(-6, 6) | st.integers(-40, 40)
 contexts = st.sampled_from([1, 256, 257, 700, 1000, 2048, 3000]) | st.integers(1, 4000)
 mostly = st.sampled_from([True, True, True, True, False])
 some_bytes = st.integers(0, 60)
-ttls = st.none() | st.integers(1, 900)
+ttls = st.integers(1, 900)
 lease_names = st.sampled_from(["l1", "l2", "l3"])
 
 
@@ -156,7 +157,14 @@ class Ledgers(RuleBasedStateMachine):
     def reserve_one(self, device: str, ask: Ask, sampled: bool, then_commit: bool) -> None:
         self.reserve(device, ask, sampled, then_commit)
 
-    def reserve(self, device: str, ask: Ask, sampled: bool, then_commit: bool) -> None:
+    @rule(device=devices, ask=asks)
+    def come_back(self, device: str, ask: Ask) -> None:
+        """An agent that was admitted by a former broker: leases that park do not stop it."""
+        self.reserve(device, ask, sampled=True, then_commit=True, returning=True)
+
+    def reserve(
+        self, device: str, ask: Ask, sampled: bool, then_commit: bool, returning: bool = False
+    ) -> None:
         ledger, oracle = self.ledgers[device], self.oracles[device]
         if ask.agent in oracle.members:
             return
@@ -164,14 +172,16 @@ class Ledgers(RuleBasedStateMachine):
             self.sample(device, oracle.raw)
         claim = self.claim(device, ask)
         expired = self.expire(device)
-        expected = oracle.expect(claim, self.now)
+        expected = oracle.expect(claim, self.now, returning)
         before = state(ledger)
-        answer = ledger.reserve(claim, self.now)
+        answer = ledger.reserve(claim, self.now, returning=returning)
         if isinstance(answer, Reservation):
             assert expected == "admit"
             oracle.hold(claim)
             self.open.append((device, answer))
-            assert ledger.promised_bytes + ledger.foreign_bytes <= ledger.cap_bytes
+            parked = oracle.lease_bytes(park=True) if returning else 0
+            most = ledger.cap_bytes + parked
+            assert ledger.promised_bytes + ledger.foreign_bytes <= most
             assert sum(x.bytes for x in ledger.host_lines()) == oracle.host()
             if then_commit:
                 self.finish(device, answer, NOTHING_MEASURED)
@@ -347,28 +357,59 @@ class Ledgers(RuleBasedStateMachine):
             self.ledgers[device].forget_sample()
             self.oracles[device].taken = None
 
-    @rule(device=devices, lease=lease_names, size=some_bytes, ttl=ttls, sampled=mostly)
-    def grant(self, device: str, lease: str, size: int, ttl: int | None, sampled: bool) -> None:
+    @rule(
+        device=devices,
+        lease=lease_names,
+        size=some_bytes,
+        park=st.booleans(),
+        ttl=st.none() | ttls,
+        sampled=mostly,
+    )
+    def grant(
+        self, device: str, lease: str, size: int, park: bool, ttl: int | None, sampled: bool
+    ) -> None:
         ledger, oracle = self.ledgers[device], self.oracles[device]
         if sampled:
             self.sample(device, oracle.raw)
         self.expire(device)
+        key = LeaseKey("p", lease)
         if lease in oracle.leases:
             with pytest.raises(AlreadyExists):
-                ledger.grant_lease(lease, size, ttl, self.now)
+                ledger.grant_lease(key, size, self.now, park=park)
             return
-        answer = ledger.grant_lease(lease, size, ttl, self.now)
-        fits = oracle.promised() + size + oracle.foreign() <= oracle.cap
+        fits = oracle.grants(size, park)
+        answer = ledger.grant_lease(key, size, self.now, park=park)
         if oracle.blind(self.now):
             assert isinstance(answer, Deny)
             assert answer.code is DenyCode.STALE_SAMPLE
         elif fits:
             assert isinstance(answer, Lease)
-            oracle.grant(lease, size, None if ttl is None else self.now + ttl)
-            assert ledger.promised_bytes + ledger.foreign_bytes <= ledger.cap_bytes
+            oracle.grant(lease, size, park)
+            leased = ledger.leases_bytes if park else ledger.promised_bytes - ledger.base_bytes
+            most = ledger.cap_bytes - ledger.base_bytes - ledger.foreign_bytes
+            assert leased <= most
+            if ttl is not None:
+                self.hold(device, lease, ttl)
         else:
             assert isinstance(answer, Deny)
             assert answer.code is DenyCode.CAP
+            assert answer.short_by_bytes > 0
+
+    def hold(self, device: str, lease: str, ttl: int) -> None:
+        held = self.ledgers[device].hold_lease(LeaseKey("p", lease), ttl, self.now)
+        assert held is not None
+        assert held.expires_ns == self.now + ttl
+        self.oracles[device].held(lease, self.now + ttl)
+
+    @precondition(lambda self: any(oracle.leases for oracle in self.oracles.values()))
+    @rule(device=devices, lease=lease_names, ttl=ttls)
+    def hold_or_renew(self, device: str, lease: str, ttl: int) -> None:
+        self.expire(device)
+        if lease in self.oracles[device].leases:
+            self.hold(device, lease, ttl)
+        else:
+            key = LeaseKey("p", lease)
+            assert self.ledgers[device].hold_lease(key, ttl, self.now) is None
 
     @precondition(lambda self: any(oracle.leases for oracle in self.oracles.values()))
     @rule(device=devices, lease=lease_names, expire_first=st.booleans())
@@ -378,9 +419,10 @@ class Ledgers(RuleBasedStateMachine):
             self.expire(device)
             ledger.expire(self.now)
         before = ledger.promised_bytes + ledger.foreign_bytes
-        assert ledger.release_lease(lease) is (lease in oracle.leases)
+        key = LeaseKey("p", lease)
+        assert ledger.release_lease(key) is (lease in oracle.leases)
         oracle.leases.pop(lease, None)
-        assert ledger.release_lease(lease) is False
+        assert ledger.release_lease(key) is False
         assert ledger.promised_bytes + ledger.foreign_bytes <= before
 
     # --- what always holds ------------------------------------------------------------------
@@ -394,7 +436,8 @@ class Ledgers(RuleBasedStateMachine):
             ledger.validate_state()
             assert ledger.promised_bytes == oracle.promised()
             assert ledger.foreign_bytes == oracle.foreign()
-            assert ledger.budget_bytes == max(0, oracle.cap - oracle.foreign())
+            left = oracle.cap - oracle.foreign() - oracle.lease_bytes()
+            assert ledger.budget_bytes == max(0, left)
             totals = ledger.totals()
             assert totals.host_promised_bytes == oracle.host() <= oracle.host_cap
             assert totals.over_bytes == max(0, oracle.promised() + oracle.foreign() - oracle.cap)

@@ -8,6 +8,7 @@ from vram_conductor.broker.agents.agent_desk import AgentDesk
 from vram_conductor.broker.agents.removal import Removal
 from vram_conductor.broker.effects import SendClient
 from vram_conductor.broker.jobs.job_desk import JobDesk
+from vram_conductor.broker.leases.lease_desk import LeaseDesk
 from vram_conductor.broker.report import status_report
 from vram_conductor.broker.sessions import FEATURES, Leave, Session, announced_limits
 from vram_conductor.broker.state import State
@@ -24,6 +25,7 @@ from vram_conductor.protocol.messages import (
     Error,
     GoAway,
     Hello,
+    Lease,
     List,
     Ok,
     Ping,
@@ -46,11 +48,13 @@ class Clients:
         agents: AgentDesk,
         jobs: JobDesk,
         removal: Removal,
+        leases: LeaseDesk,
     ) -> None:
         self._state = state
         self._agents = agents
         self._jobs = jobs
         self._removal = removal
+        self._leases = leases
 
     def message(
         self, peer: bytes, principal: str, same_user_ipc: bool, message: ClientMessage
@@ -82,6 +86,7 @@ class Clients:
         self._agents.client_left(peer)
         self._jobs.client_left(session, how)
         self._removal.session_ended(peer, session.ephemeral)
+        self._leases.client_left(peer, session.leases)
 
     def check_alive(self, peer: bytes) -> None:
         """The timer of a session."""
@@ -140,6 +145,8 @@ class Clients:
                 self._agents.unregister(session, message)
             case Reset():
                 self._agents.reset(session, message)
+            case Lease():
+                self._leases.lease(session, message)
             case List():
                 self._agents.list_agents(session, message)
             case Status():
@@ -150,8 +157,9 @@ class Clients:
                 self.left(session.peer, "bye")
 
     def _cancel(self, session: Session, message: Cancel) -> None:
-        if not self._agents.cancel(session.principal, message.rid):
-            self._jobs.cancel(session, message.rid)
+        principal, rid = session.principal, message.rid
+        if not (self._agents.cancel(principal, rid) or self._leases.cancel(principal, rid)):
+            self._jobs.cancel(session, rid)
 
     def _watch(self, session: Session) -> None:
         self._state.timers.set(("session", session.peer), session.liveness.next_ns())

@@ -39,6 +39,8 @@ from vram_conductor.broker.jobs.dispatch import Dispatcher
 from vram_conductor.broker.jobs.ending import Ending
 from vram_conductor.broker.jobs.job_desk import JobDesk
 from vram_conductor.broker.journal.restored import Restored
+from vram_conductor.broker.leases.lease_desk import LeaseDesk
+from vram_conductor.broker.ledger.decisions import LeaseKey
 from vram_conductor.broker.registry import Agent
 from vram_conductor.broker.report import status_report
 from vram_conductor.broker.state import State
@@ -47,7 +49,7 @@ from vram_conductor.broker.workers.commanding import Commander
 from vram_conductor.broker.workers.devices import Device
 from vram_conductor.broker.workers.residency import Samples
 from vram_conductor.broker.workers.workers import WorkerHooks, Workers
-from vram_conductor.protocol.commands import Ready
+from vram_conductor.protocol.commands import Ready, Residency
 from vram_conductor.protocol.config import Config
 from vram_conductor.protocol.errors import ErrorInfo
 from vram_conductor.protocol.status import StatusReport
@@ -64,6 +66,7 @@ class Core:
         restored: the folded journal. The core takes it over; don't use it afterwards.
         now_ns: monotonic time, as in every later call.
         version: of the package, for STATUS.
+        unix_ns: the time of day at ``now_ns``; None: ``now_ns`` itself.
     """
 
     def __init__(
@@ -73,8 +76,9 @@ class Core:
         restored: Restored,
         now_ns: int,
         version: str = "",
+        unix_ns: int | None = None,
     ) -> None:
-        state = self._state = State(config, broker_epoch, now_ns, version)
+        state = self._state = State(config, broker_epoch, now_ns, version, unix_ns)
         commander = self._commander = Commander(state)
         delivery = self._delivery = Delivery(state)
         self._ending = Ending(state, delivery)
@@ -90,13 +94,15 @@ class Core:
         agents = self._agents = AgentDesk(
             state, commander, asking, estimates, loading, self._reload, self._removal
         )
-        self._clients = Clients(state, agents, self._jobs, self._removal)
+        self._leases = LeaseDesk(state, commander)
+        self._clients = Clients(state, agents, self._jobs, self._removal, self._leases)
         self._samples = Samples(state, commander)
-        hooks = WorkerHooks(self._worker_welcomed, self._worker_lost, self._samples.report)
+        hooks = WorkerHooks(self._worker_welcomed, self._worker_lost, self._reported)
         self._workers = Workers(state, commander, lambda ready: find_device(state, ready), hooks)
-        self._drainage = Drainage(state, commander, self._clients, agents, attempts)
+        self._drainage = Drainage(state, commander, self._clients, agents, attempts, self._leases)
         configure(state, restored)
         restore(state, restored, self._removal)
+        self._leases.restore(restored)
 
     def handle(self, event: Event, now_ns: int) -> list[Effect]:
         """React to one event. Never raises for what peers send. After an Exit effect nothing
@@ -172,7 +178,12 @@ class Core:
         self._agents.worker_came(device)
         self._state.dispatch_due.add(device.id)
 
+    def _reported(self, device: Device, report: Residency) -> None:
+        self._samples.report(device, report)
+        self._leases.granting.sampled(device)
+
     def _worker_lost(self, device: Device, error: ErrorInfo) -> None:
+        self._leases.granting.lost(device, error)
         self._asking.lost(device)
         self._reload.lost(device)
 
@@ -205,6 +216,10 @@ class Core:
             case ("absent", str()):
                 if state.devices[who].link is None:
                     self._jobs.fail_waiting(who, no_worker_error(who))
+            case ("lease", LeaseKey()):
+                self._leases.expire(who)
+            case ("lease_wait", LeaseKey()):
+                self._leases.expire_wait(who)
             case ("pump", _):
                 self._delivery.turn()
             case ("drain", _):

@@ -7,6 +7,7 @@ from vram_conductor.broker.clients import Clients
 from vram_conductor.broker.effects import Exit
 from vram_conductor.broker.errors import draining_error
 from vram_conductor.broker.jobs.attempts import Attempts
+from vram_conductor.broker.leases.lease_desk import LeaseDesk
 from vram_conductor.broker.state import State
 from vram_conductor.broker.workers.commanding import Commander
 from vram_conductor.protocol.commands import Drain
@@ -26,12 +27,14 @@ class Drainage:
         clients: Clients,
         agents: AgentDesk,
         attempts: Attempts,
+        leases: LeaseDesk,
     ) -> None:
         self._state = state
         self._commander = commander
         self._clients = clients
         self._agents = agents
         self._attempts = attempts
+        self._leases = leases
         self.exited = False
 
     def start(self, drain_ms: int) -> None:
@@ -42,6 +45,7 @@ class Drainage:
             return
         self._clients.go_away(drain_ms)
         self._agents.end(draining_error())
+        self._leases.end_pending(draining_error())
         for job in list(state.queue):
             self._attempts.stop(job, draining_error())
         state.draining = True

@@ -6,6 +6,7 @@ from collections import Counter
 
 from vram_conductor.broker.agents.agent_desk import AgentDesk
 from vram_conductor.broker.agents.reload import Reload
+from vram_conductor.broker.jobs.dispatch import SENT_MAX
 from vram_conductor.broker.jobs.job import Job
 from vram_conductor.broker.state import State
 from vram_conductor.protocol.messages import Done, Error
@@ -19,6 +20,7 @@ def validate(state: State, agents: AgentDesk, reload: Reload) -> None:
     _validate_queue(state)
     _validate_links(state)
     _validate_sessions(state)
+    _validate_leases(state)
     for job in state.jobs:
         _validate_job(state, job)
     assert not state.dispatch_due
@@ -93,7 +95,7 @@ def _validate_links(state: State) -> None:
         assert under_way == (link.runs if link is not None else set())
         if link is None:
             continue
-        assert len(link.runs) <= state.config.broker.worker_inflight
+        assert len(link.runs) <= SENT_MAX * state.config.broker.worker_inflight
         for key, version in link.known.items():
             conversation = state.registry.conversation(key)
             assert conversation is not None
@@ -108,10 +110,32 @@ def _validate_sessions(state: State) -> None:
             job = state.jobs.find(number)
             assert job is not None
             assert job.peer == session.peer
+        assert all(key in state.leases for key in session.leases)
         for key in session.ephemeral:
             agent = state.registry.find(key)
             assert agent is not None
             assert session.peer in agent.owners
+
+
+def _validate_leases(state: State) -> None:
+    """The ledgers, the timers and the table agree; who is pending has somebody to answer."""
+    held = {lease.key: lease for d in state.devices.values() for lease in d.ledger.leases()}
+    # The ledger drops what has expired as soon as it looks, the table with the timer.
+    late = {key for key, x in state.leases.items() if x.is_over(state.now_ns)}
+    assert set(state.leases) - late <= set(held) <= set(state.leases)
+    for key, tenure in state.leases.items():
+        pending = tenure.expires_ns is None
+        assert bool(tenure.waiters) == pending
+        assert (("lease" if not pending else "lease_wait"), key) in state.timers
+        if key in held:
+            assert (held[key].bytes, held[key].expires_ns) == (tenure.size_bytes, tenure.expires_ns)
+        if pending:
+            assert state.devices[tenure.device].link is not None
+        assert bool(tenure.owners) == tenure.ephemeral
+        for peer in tenure.owners:
+            session = state.sessions.find(peer)
+            assert session is not None
+            assert key in session.leases
 
 
 def _validate_job(state: State, job: Job) -> None:

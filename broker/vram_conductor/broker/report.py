@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from vram_conductor.broker.jobs.hindrance import hindrance
 from vram_conductor.broker.jobs.job import Job
 from vram_conductor.broker.ledger.tenants import own_lines, own_names
 from vram_conductor.broker.registry import Agent
@@ -13,6 +14,7 @@ from vram_conductor.protocol.status import (
     ConversationStatus,
     DeviceStatus,
     JobStatus,
+    LeaseStatus,
     LedgerStatus,
     StatusReport,
     WorkerStatus,
@@ -39,7 +41,7 @@ def status_report(state: State, principal: str | None) -> StatusReport:
         agents_total=len(state.registry),
         queued=len(state.queue),
         queued_max=state.queue.jobs_max,
-        jobs=[_job(state, job) for job in live],
+        jobs=[_job(state, job, principal) for job in live],
         jobs_done=state.jobs.done,
         jobs_failed=state.jobs.failed,
     )
@@ -139,7 +141,7 @@ def _device(state: State, device: Device, principal: str | None) -> DeviceStatus
         promised=LedgerStatus(
             cap_bytes=totals.cap_bytes,
             promised_bytes=totals.promised_bytes,
-            lines=list(device.ledger.lines()),
+            lines=own_lines(device.ledger.lines(), principal),
         ),
         host=LedgerStatus(
             cap_bytes=totals.host_cap_bytes,
@@ -153,11 +155,22 @@ def _device(state: State, device: Device, principal: str | None) -> DeviceStatus
         sample_age_ms=device.ledger.sample_age_ms(state.now_ns),
         unattributed_bytes=unattributed,
         budget_bytes=totals.budget_bytes,
+        leases=_leases(state, device, principal),
         worker=_worker(state, link) if link else None,
         absent_ms=0 if link else (state.now_ns - device.absent_ns) // MS,
         swaps=report.swaps if report else 0,
         rates=report.rates if report else {},
     )
+
+
+def _leases(state: State, device: Device, principal: str | None) -> list[LeaseStatus]:
+    """The principal's (None: everybody's), in the order of their ends."""
+    keys = [lease.key for lease in device.ledger.leases()]
+    return [
+        state.leases[key].status(state.now_ns)
+        for key in keys
+        if key in state.leases and principal in (None, key.principal)
+    ]
 
 
 def _worker(state: State, link: WorkerLink) -> WorkerStatus:
@@ -179,8 +192,9 @@ def _worker(state: State, link: WorkerLink) -> WorkerStatus:
     )
 
 
-def _job(state: State, job: Job) -> JobStatus:
+def _job(state: State, job: Job, principal: str | None) -> JobStatus:
     assert job.state != "ended"
+    waiting, until_ns = hindrance(state, job, principal)
     return JobStatus(
         job=job.job,
         principal=job.principal,
@@ -192,4 +206,6 @@ def _job(state: State, job: Job) -> JobStatus:
         age_ms=(state.now_ns - job.received_ns) // MS,
         generated_tokens=job.attempt.generated_tokens if job.attempt else 0,
         priority=job.priority,
+        waiting=waiting,
+        waiting_ms=None if until_ns is None else max(0, until_ns - state.now_ns) // MS,
     )

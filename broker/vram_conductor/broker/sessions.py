@@ -6,13 +6,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
+from vram_conductor.broker.ledger.decisions import LeaseKey
 from vram_conductor.protocol import limits
 from vram_conductor.protocol.config import BrokerConfig
 from vram_conductor.protocol.errors import FailedPrecondition, ResourceExhausted
 from vram_conductor.protocol.liveness import Liveness
 from vram_conductor.protocol.values import AgentKey
 
-FEATURES = ["credit", "resume", "cancel", "detach"]
+FEATURES = ["credit", "resume", "cancel", "detach", "lease"]
 
 Leave = Literal["bye", "dead", "lost"]
 """How a session ends: BYE; the client's process has ended; anything else, so that the client may
@@ -25,7 +26,7 @@ class Session:
 
     Attributes:
         jobs: numbers of the jobs whose output it receives.
-        ephemeral: agents that go when it ends.
+        ephemeral: agents that go when it ends. ``leases``: leases that do.
         behind: it does not read as fast as it is sent to.
     """
 
@@ -36,6 +37,7 @@ class Session:
     liveness: Liveness
     jobs: set[int] = field(default_factory=set)
     ephemeral: set[AgentKey] = field(default_factory=set)
+    leases: set[LeaseKey] = field(default_factory=set)
     behind: bool = False
 
 
@@ -117,6 +119,8 @@ def announced_limits(config: BrokerConfig) -> dict[str, int]:
         "stream_bytes_max": limits.STREAM_BYTES_MAX,
         "result_keep_ms": config.result_keep_ms,
         "orphan_ms": orphan_ms(config, "lost"),
+        "lease_ttl_s_max": limits.LEASE_TTL_S_MAX,
+        "leases_per_principal_max": limits.LEASES_PER_PRINCIPAL_MAX,
     }
 
 

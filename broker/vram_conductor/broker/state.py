@@ -9,6 +9,8 @@ from vram_conductor.broker.effects import Append, Effect, Log, SendClient, SendW
 from vram_conductor.broker.jobs.job import Job, JobTable
 from vram_conductor.broker.jobs.queue import JobQueue
 from vram_conductor.broker.journal.records import Record
+from vram_conductor.broker.leases.tenure import Tenure
+from vram_conductor.broker.ledger.decisions import LeaseKey
 from vram_conductor.broker.registry import Registry
 from vram_conductor.broker.sessions import Sessions
 from vram_conductor.broker.timers import Timers
@@ -30,12 +32,20 @@ Level = Literal["debug", "info", "warning", "error"]
 class State:
     """Shared by the flows; ``now_ns`` and ``effects`` belong to the event being handled."""
 
-    def __init__(self, config: Config, broker_epoch: int, now_ns: int, version: str = "") -> None:
+    def __init__(
+        self,
+        config: Config,
+        broker_epoch: int,
+        now_ns: int,
+        version: str = "",
+        unix_ns: int | None = None,
+    ) -> None:
         self.config = config
         self.version = version
         self.broker_epoch = broker_epoch
         self.started_ns = now_ns
         self.now_ns = now_ns
+        self._unix_offset_ns = 0 if unix_ns is None else unix_ns - now_ns
         self.effects: list[Effect] = []
         self.timers = Timers()
         self.sessions = Sessions(broker_epoch)
@@ -45,6 +55,7 @@ class State:
         self.queue: JobQueue[Job] = JobQueue(
             config.broker.queued_jobs_max, config.broker.queued_jobs_per_agent_max
         )
+        self.leases: dict[LeaseKey, Tenure] = {}
         self.draining = False
         self.journal_trouble = ""
         self.dispatch_due: set[str] = set()
@@ -66,6 +77,20 @@ class State:
     def in_ms(self, after_ms: int) -> int:
         """The moment ``after_ms`` milliseconds from now."""
         return self.now_ns + after_ms * MS
+
+    def unix_ns(self) -> int:
+        """The time of day, for what has to make sense to the next broker."""
+        return self.now_ns + self._unix_offset_ns
+
+    def forget_lease(self, tenure: Tenure) -> None:
+        """A lease is over, pending or held: jobs and agents may find room."""
+        del self.leases[tenure.key]
+        for peer in tenure.owners:
+            session = self.sessions.find(peer)
+            if session is not None:
+                session.leases.discard(tenure.key)
+        self.admission_due.add(tenure.device)
+        self.dispatch_due.add(tenure.device)
 
     def to_client(self, peer: bytes | None, message: BrokerMessage) -> None:
         """Send to a session; nothing happens if it is gone."""

@@ -64,6 +64,12 @@ SEQ_MAX = 2**31 - 1
 VERSION_MAX = 2**63 - 1
 TIME_MS_MAX = 7 * 24 * 3_600_000
 TTL_S_MAX = 366 * 24 * 3_600
+LEASE_TTL_S_MAX = 3_600
+"""Agents wait while a lease is held: a holder that dies frees them within this time. One that
+lives renews."""
+
+LEASES_MAX = 256
+LEASES_PER_PRINCIPAL_MAX = 16
 
 AGENTS_MAX = 10_000
 AGENTS_PER_PRINCIPAL_MAX = 1_000

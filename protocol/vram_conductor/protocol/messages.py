@@ -153,6 +153,29 @@ class Reset(Base, frozen=True, kw_only=True, tag="RESET"):
     conversation: str = DEFAULT_CONVERSATION
 
 
+class Lease(Base, frozen=True, kw_only=True, tag="LEASE"):
+    """Ask for device memory for a program outside, for a time. The same again renews it.
+
+    Attributes:
+        name: the lease's name, unique per principal.
+        lease_bytes: how much.
+        ttl_s: how long, from the answer on.
+        device: on this device; None means where the most is free.
+        park: agents may have to wait for it; False: only what no agent was promised.
+        ephemeral: ends with the session, too.
+        release: end it now; only ``name`` counts then.
+    """
+
+    rid: bytes
+    name: str
+    lease_bytes: int = msgspec.field(name="bytes", default=0)
+    ttl_s: int = 60
+    device: str | None = None
+    park: bool = True
+    ephemeral: bool = False
+    release: bool = False
+
+
 class Ping(Base, frozen=True, kw_only=True, tag="PING"):
     n: int = 0
 
@@ -220,7 +243,7 @@ class Error(Base, frozen=True, kw_only=True, tag="ERROR"):
 
 class Progress(Base, frozen=True, kw_only=True, tag="PROGRESS"):
     """Optional news about a slow request: ``stage`` is a stable word: ``worker`` (waits for
-    one), ``estimate``, ``load``."""
+    one), ``estimate``, ``load``, ``park``."""
 
     rid: bytes
     stage: str
@@ -251,6 +274,7 @@ ClientMessage = (
     | Cancel
     | Resume
     | Reset
+    | Lease
     | Ping
     | Bye
 )

@@ -63,6 +63,25 @@ class LedgerStatus(StatusStruct, frozen=True, kw_only=True):
     lines: list[Line] = []
 
 
+class LeaseStatus(StatusStruct, frozen=True, kw_only=True):
+    """Device memory that a program outside was promised for a time.
+
+    Attributes:
+        state: ``pending``: agents are making room; ``held``: the room is there.
+        left_ms: until it ends by itself; None while it is pending.
+    """
+
+    principal: str
+    name: str
+    device: str
+    bytes: int
+    state: Literal["pending", "held"]
+    ttl_s: int
+    left_ms: int | None = None
+    park: bool = True
+    ephemeral: bool = False
+
+
 class DeviceStatus(StatusStruct, frozen=True, kw_only=True):
     """One device.
 
@@ -75,7 +94,8 @@ class DeviceStatus(StatusStruct, frozen=True, kw_only=True):
         memory: the last sample; None until a worker reported one.
         sample_age_ms: age of ``memory``; too old a sample is a deny.
         unattributed_bytes: used - resident - foreign of the sample, for what no line explains.
-        budget_bytes: what the worker may use: cap - foreign.
+        budget_bytes: what the worker may use: cap - foreign - leases.
+        leases: those of the principal who asks, by their end.
         worker: None while the device has none; then ``absent_ms`` says for how long.
         swaps: how often a conversation's KV was moved, since the worker's start.
         rates: what moves took, by kind: ``wake_weights``, ``sleep_weights``, ``wake_pool``,
@@ -95,6 +115,7 @@ class DeviceStatus(StatusStruct, frozen=True, kw_only=True):
     sample_age_ms: int | None = None
     unattributed_bytes: int = 0
     budget_bytes: int = 0
+    leases: list[LeaseStatus] = []
     worker: WorkerStatus | None = None
     absent_ms: int = 0
     swaps: int = 0
@@ -164,6 +185,9 @@ class JobStatus(StatusStruct, frozen=True, kw_only=True):
         state: ``queued`` (at the broker), ``sent`` (waits at the worker), ``running``.
         attempt: 1 for the first.
         age_ms: since its receipt.
+        waiting: what it waits for beside its turn: ``lease:<principal>/<name>``, ``foreign``,
+            ``worker``; empty: nothing.
+        waiting_ms: when that ends by itself at the latest; None: nobody knows.
     """
 
     job: int
@@ -176,6 +200,8 @@ class JobStatus(StatusStruct, frozen=True, kw_only=True):
     age_ms: int = 0
     generated_tokens: int = 0
     priority: int = 0
+    waiting: str = ""
+    waiting_ms: int | None = None
 
 
 class StatusReport(StatusStruct, frozen=True, kw_only=True):

@@ -29,6 +29,7 @@ from vram_conductor.protocol.messages import (
     Credit,
     Decode,
     Hello,
+    Lease,
     List,
     Ping,
     Register,
@@ -144,6 +145,17 @@ def check_reset(message: Reset) -> None:
     check_name("conversation", message.conversation)
 
 
+def check_lease(message: Lease) -> None:
+    """Names; bytes and ttl_s, unless it only releases."""
+    check_rid(message.rid)
+    check_name("name", message.name)
+    if message.device is not None:
+        check_name("device", message.device)
+    if not message.release:
+        check_range("bytes", message.lease_bytes, 1, limits.BYTES_MAX)
+        check_range("ttl_s", message.ttl_s, 1, limits.LEASE_TTL_S_MAX)
+
+
 def check_sampling(sampling: Sampling) -> None:
     """Ranges of :class:`Sampling`; NaN and infinities are refused. None is always right."""
     for field, least, most, above in _SAMPLING:
@@ -241,6 +253,7 @@ _CHECKS: dict[type, Callable[[Any], None]] = {
     Cancel: check_cancel,
     Resume: check_resume,
     Reset: check_reset,
+    Lease: check_lease,
     Ping: _check_ping,
     Bye: _check_nothing,
 }

@@ -51,6 +51,7 @@ class Inquiry:
         mistakes: answers that blame the request, per device.
         lost: devices that lost their worker meanwhile.
         open: the unanswered questions, per device.
+        returning: the agent was admitted before.
     """
 
     key: AgentKey
@@ -63,6 +64,7 @@ class Inquiry:
     lost: set[str] = field(default_factory=set)
     open: dict[str, Question] = field(default_factory=dict)
     rounds: int = 0
+    returning: bool = False
 
     def claim(self, device: str) -> Claim:
         """The claim that was admitted there."""
@@ -169,7 +171,9 @@ class Estimates:
         devices = {name: self._state.devices[name] for name in inquiry.devices}
         inquiry.lost |= {name for name, device in devices.items() if device.link is None}
         ledgers = {name: device.ledger for name, device in devices.items()}
-        answer = admission.place(ledgers, inquiry.requests, self._state.now_ns)
+        answer = admission.place(
+            ledgers, inquiry.requests, self._state.now_ns, returning=inquiry.returning
+        )
         if not isinstance(answer, Stale):
             inquiry.on_answer(answer)
             return

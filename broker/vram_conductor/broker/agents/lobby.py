@@ -19,19 +19,18 @@ GUESTS_MAX = 1_024
 """REGISTERs that may wait for a worker, over all clients."""
 
 WAITERS_MAX = 256
-"""REGISTERs that may wait for one and the same agent."""
+"""Requests that may wait for one and the same agent or lease."""
 
 Who = tuple[bytes, bytes]
 """(peer, rid) of a REGISTER."""
 
 
-def check_waiters(agent: AgentKey, waiters: int) -> None:
+def check_waiters(what: str, waiters: int) -> None:
     """Raises ResourceExhausted ``too_many_waiters`` if so many wait that one more is too many."""
     if waiters >= WAITERS_MAX:
         raise ResourceExhausted(
             "too_many_waiters",
-            f"{waiters} requests wait for agent {agent.agent!r} already; "
-            "wait for the answer of an earlier one",
+            f"{waiters} requests wait for {what} already; wait for the answer of an earlier one",
             retryable=True,
             limit=WAITERS_MAX,
         )

@@ -115,7 +115,7 @@ class Registration:
         """
         if (peer, message.rid) in pending.waiters:
             return
-        check_waiters(pending.key, len(pending.waiters))
+        check_waiters(f"agent {pending.key.agent!r}", len(pending.waiters))
         pending.waiters[peer, message.rid] = message
 
     def cancel(self, principal: str, rid: bytes, error: ErrorInfo) -> bool:

@@ -95,7 +95,8 @@ class Reload:
             claim = self._denied.get(agent.key)
             if agent.state != "suspended" or claim is None or device.link is None:
                 continue
-            if not isinstance(device.ledger.decide(claim, self._state.now_ns), Deny):
+            answer = device.ledger.decide(claim, self._state.now_ns, returning=True)
+            if not isinstance(answer, Deny):
                 self.begin(agent)
 
     def reconsider(self, agent: Agent) -> None:
@@ -126,7 +127,7 @@ class Reload:
         back = self._returns.get(agent.key)
         if back is not None:
             if who is not None and who not in back.waiters:
-                check_waiters(agent.key, len(back.waiters))
+                check_waiters(f"agent {agent.key.agent!r}", len(back.waiters))
                 back.waiters.append(who)
                 stage = "load" if back.op else "estimate"
                 self._state.to_client(who[0], Progress(rid=who[1], stage=stage))
@@ -139,7 +140,11 @@ class Reload:
             self._load(back, device, agent.model)
             return
         back.inquiry = Inquiry(
-            agent.key, agent.spec, (device.id,), lambda answer: self._answered(back, answer)
+            agent.key,
+            agent.spec,
+            (device.id,),
+            lambda answer: self._answered(back, answer),
+            returning=True,
         )
         self._estimates.ask(back.inquiry)
 
@@ -173,7 +178,8 @@ class Reload:
         if error is not None:
             self._fail(back, error)
             return
-        answer = device.ledger.reserve(back.inquiry.claim(device.id), self._state.now_ns)
+        claim = back.inquiry.claim(device.id)
+        answer = device.ledger.reserve(claim, self._state.now_ns, returning=True)
         assert not isinstance(answer, Stale), "the ledger admitted it in this very event"
         if isinstance(answer, Deny):
             self._denied_by(back, answer)

@@ -5,15 +5,20 @@ from __future__ import annotations
 from vram_conductor.broker.errors import queue_timeout_error, timeout_error, transcript_error
 from vram_conductor.broker.jobs.attempts import Attempts
 from vram_conductor.broker.jobs.ending import Ending
+from vram_conductor.broker.jobs.hindrance import shut_out
 from vram_conductor.broker.jobs.job import Attempt, Job
 from vram_conductor.broker.registry import Agent, Conversation
 from vram_conductor.broker.state import MS, State
 from vram_conductor.broker.workers.commanding import Commander
 from vram_conductor.broker.workers.devices import Device
+from vram_conductor.broker.workers.links import WorkerLink
 from vram_conductor.protocol import limits
 from vram_conductor.protocol.commands import Run
 from vram_conductor.protocol.errors import Code, ErrorInfo
 from vram_conductor.protocol.values import SAMPLING_DEFAULTS
+
+SENT_MAX = 2
+"""Times ``worker_inflight``: most jobs at a worker, those included that it cannot run now."""
 
 
 class Dispatcher:
@@ -33,7 +38,7 @@ class Dispatcher:
         link = device.link
         if link is None or link.draining or state.draining:
             return
-        while len(link.runs) < state.config.broker.worker_inflight:
+        while self._has_room(device, link):
             job = state.queue.next(device.id, self._ready, state.now_ns)
             if job is None:
                 return
@@ -47,10 +52,25 @@ class Dispatcher:
             conversation.queued -= 1
             self._run(device, job, agent, conversation)
 
+    def _has_room(self, device: Device, link: WorkerLink) -> bool:
+        """Jobs that were sent and then shut out by a lease must not keep those out that fit; but
+        they are not let pile up at the worker either."""
+        most = self._state.config.broker.worker_inflight
+        if len(link.runs) < most:
+            return True
+        if len(link.runs) >= SENT_MAX * most:
+            return False
+        jobs = [self._state.jobs.find(number) for number in link.runs]
+        open_jobs = [job for job in jobs if job and not shut_out(device, job.key.agent_key)]
+        return len(open_jobs) < most
+
     def _ready(self, job: Job) -> bool:
         agent = self._state.registry.get(job.key.agent_key)
         conversation = agent.conversations[job.key.conversation]
-        return agent.state == "ready" and conversation.running is None
+        if agent.state != "ready" or conversation.running is not None:
+            return False
+        # At the worker it would take the place of a job that fits.
+        return not shut_out(self._state.devices[job.device], agent.key)
 
     def _refusal(self, job: Job, conversation: Conversation) -> ErrorInfo | None:
         """What has changed since the job was accepted."""

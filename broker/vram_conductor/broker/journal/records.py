@@ -96,6 +96,29 @@ class ConversationReset(RecordBase, frozen=True, kw_only=True, tag="CONVERSATION
     version: int
 
 
+class LeaseHeld(RecordBase, frozen=True, kw_only=True, tag="LEASE"):
+    """A lease was granted or renewed. Ephemeral leases are never recorded.
+
+    Attributes:
+        ends_unix_ns: when it ends, by the time of day.
+    """
+
+    principal: str
+    name: str
+    device: str
+    bytes: int
+    ttl_s: int
+    ends_unix_ns: int
+    park: bool = True
+
+
+class LeaseEnded(RecordBase, frozen=True, kw_only=True, tag="LEASE_ENDED"):
+    """A lease was released, or its time is over."""
+
+    principal: str
+    name: str
+
+
 Record = (
     BrokerEpoch
     | WorkerEpochSeen
@@ -103,4 +126,6 @@ Record = (
     | AgentRemoved
     | ConversationCommitted
     | ConversationReset
+    | LeaseHeld
+    | LeaseEnded
 )

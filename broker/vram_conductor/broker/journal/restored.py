@@ -11,6 +11,8 @@ from vram_conductor.broker.journal.records import (
     BrokerEpoch,
     ConversationCommitted,
     ConversationReset,
+    LeaseEnded,
+    LeaseHeld,
     Record,
     WorkerEpochSeen,
 )
@@ -36,6 +38,7 @@ class Restored:
     worker_epochs: dict[str, int] = field(default_factory=dict)
     agents: dict[AgentKey, AgentRegistered] = field(default_factory=dict)
     conversations: dict[ConversationKey, RestoredConversation] = field(default_factory=dict)
+    leases: dict[tuple[str, str], LeaseHeld] = field(default_factory=dict)
 
     def apply(self, record: Record) -> None:
         """Fold one record in. Records about unknown agents are ignored (a torn journal)."""
@@ -60,6 +63,10 @@ class Restored:
                 self.conversations.pop(key, None)
             case ConversationReset(conversation=key) if key.agent_key in self.agents:
                 self.conversations[key] = RestoredConversation(version=record.version)
+            case LeaseHeld():
+                self.leases[record.principal, record.name] = record
+            case LeaseEnded():
+                self.leases.pop((record.principal, record.name), None)
             case _:
                 pass
 
@@ -70,6 +77,7 @@ class Restored:
         for device, epoch in self.worker_epochs.items():
             yield WorkerEpochSeen(device=device, worker_epoch=epoch)
         yield from self.agents.values()
+        yield from self.leases.values()
         for key, state in self.conversations.items():
             yield ConversationCommitted(
                 conversation=key, version=state.version, keep=0, ids=bytes(state.transcript)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from vram_conductor.broker.ledger.book import Book
 from vram_conductor.broker.ledger.capacity import DeviceSpec
 from vram_conductor.broker.ledger.claims import Claim, Measured, check_bytes, check_range, pool_key
-from vram_conductor.broker.ledger.decisions import Reservation
+from vram_conductor.broker.ledger.decisions import Lease, Reservation
 from vram_conductor.broker.ledger.foreign import ForeignGauge
 from vram_conductor.broker.ledger.host import HostLedger
 from vram_conductor.broker.ledger.leases import Leases
@@ -59,11 +59,7 @@ class Accounts:
         self.spec = spec
 
     def set_base(self, base_bytes: int) -> None:
-        """What the worker's process itself takes on the device (READY.base_bytes).
-
-        Raises:
-            InvalidArgument: ``bad_bytes``.
-        """
+        """What the worker's process itself takes. Raises InvalidArgument ``bad_bytes``."""
         self._base_bytes = check_bytes("base_bytes", base_bytes)
 
     def observe(self, foreign_bytes: int, taken_ns: int, leased_bytes: int | None = None) -> bool:
@@ -80,18 +76,14 @@ class Accounts:
         Raises:
             InvalidArgument: ``bad_bytes``.
         """
-        return self._gauge.observe(foreign_bytes, taken_ns, self._leases.total_bytes, leased_bytes)
+        return self._gauge.observe(foreign_bytes, taken_ns, self._leases.held_bytes, leased_bytes)
 
     def forget_sample(self) -> None:
         """The worker is gone: nothing is admitted until the next sample."""
         self._gauge.forget()
 
     def set_pinned_backup(self, model: str, pinned_bytes: int) -> None:
-        """Size of a model's pinned backups in host memory; 0 removes it.
-
-        Raises:
-            InvalidArgument: ``bad_bytes``.
-        """
+        """Size of a model's pinned backups in host memory; 0 removes it. Raises as below."""
         self._host.set_pinned(model, check_bytes("pinned_bytes", pinned_bytes))
 
     def set_disk_used(self, used_bytes: int) -> None:
@@ -115,16 +107,37 @@ class Accounts:
     @property
     def foreign_bytes(self) -> int:
         """What others use, without leases in use; the last sample's, whatever its age."""
-        return self._gauge.foreign_bytes(self._leases.total_bytes)
+        return self._gauge.foreign_bytes(self._leases.held_bytes)
+
+    @property
+    def base_bytes(self) -> int:
+        """What the worker's process itself takes."""
+        return self._base_bytes
+
+    @property
+    def agents_bytes(self) -> int:
+        """What is promised to agents, and the base."""
+        return self._base_bytes + self._book.promised_bytes
+
+    @property
+    def leases_bytes(self) -> int:
+        """All leases, also those for which room is still being made."""
+        return self._leases.total_bytes
+
+    @property
+    def room_bytes(self) -> int:
+        """cap - foreign - leases; negative where others use more than is left to them."""
+        return self.cap_bytes - self.foreign_bytes - self._leases.total_bytes
 
     @property
     def budget_bytes(self) -> int:
-        """What the worker may use: cap - foreign, at least 0."""
-        return max(0, self.cap_bytes - self.foreign_bytes)
+        """What the worker may use: cap - foreign - leases, at least 0."""
+        return max(0, self.room_bytes)
 
     @property
     def over_bytes(self) -> int:
-        """Promised + foreign above the cap: foreign use grew, or the device shrank."""
+        """Promised + foreign above the cap: foreign use grew, the device shrank, or agents wait
+        for a lease."""
         return max(0, self.promised_bytes + self.foreign_bytes - self.cap_bytes)
 
     @property
@@ -149,6 +162,11 @@ class Accounts:
         """The least that the device must promise for this agent even if all others left:
         what is known of it, with base and without leases."""
         return self._base_bytes + self._book.alone_bytes(claim, measured)
+
+    @property
+    def sample_taken_ns(self) -> int | None:
+        """When the memory sample was taken; None: there is none."""
+        return self._gauge.taken_ns
 
     def sample_is_stale(self, now_ns: int) -> bool:
         """Whether the memory sample is too old to admit anybody on; also if there is none."""
@@ -179,8 +197,7 @@ class Accounts:
     def fit_bytes(self, claim: Claim) -> int:
         """How large the claim's pool may be, everything else as claimed; 0: nothing fits.
         Ask ESTIMATE with it, then ``admission.fit_n_ctx``."""
-        rest = self.cap_bytes - self.foreign_bytes - self._base_bytes - self._leases.total_bytes
-        return self._book.pool_room(claim, rest)
+        return self._book.pool_room(claim, self.room_bytes - self._base_bytes)
 
     def largest_n_ctx(self, claim: Claim, fit_cells: int) -> int:
         """The largest n_ctx with which the claim's agent leaves its pool within ``fit_cells``,
@@ -229,6 +246,15 @@ class Accounts:
         entry = self._book.model(model)
         return entry.weights.bytes if entry else None
 
+    def scratch_bytes(self, model: str) -> int:
+        """What is promised for the model's scratch; 0 if nobody uses it here."""
+        entry = self._book.model(model)
+        return entry.scratch.bytes if entry else 0
+
+    def leases(self) -> list[Lease]:
+        """All leases, the one that ends first in front."""
+        return self._leases.by_end()
+
     def is_unmeasured(self, agent: AgentKey) -> bool:
         """Whether the agent's weights or pool are still an estimate."""
         entry = self._entries[agent]
@@ -249,24 +275,7 @@ class Accounts:
 
     def totals(self) -> Totals:
         """All sums."""
-        cap, promised, foreign = self.cap_bytes, self.promised_bytes, self.foreign_bytes
-        return Totals(
-            device=self.device,
-            cap_bytes=cap,
-            promised_bytes=promised,
-            foreign_bytes=foreign,
-            free_bytes=max(0, cap - promised - foreign),
-            over_bytes=max(0, promised + foreign - cap),
-            budget_bytes=max(0, cap - foreign),
-            base_bytes=self._base_bytes,
-            leases_bytes=self._leases.total_bytes,
-            host_cap_bytes=self.spec.host_cap_bytes,
-            host_promised_bytes=self._host.total_bytes,
-            disk_cap_bytes=self.spec.disk_cap_bytes,
-            disk_used_bytes=self._disk_used_bytes,
-            agents=len(self._entries),
-            open_reservations=len(self._open),
-        )
+        return Totals.of(self, self._disk_used_bytes, len(self._open))
 
     def validate_state(self) -> None:
         """Recount everything. O(agents).

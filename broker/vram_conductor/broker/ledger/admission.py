@@ -79,10 +79,14 @@ def no_estimate(ledger: Ledger, cause: ErrorInfo | None) -> Deny:
 
 
 def place(
-    ledgers: Mapping[str, Ledger], requests: Mapping[str, Claim | Deny], now_ns: int
+    ledgers: Mapping[str, Ledger],
+    requests: Mapping[str, Claim | Deny],
+    now_ns: int,
+    *,
+    returning: bool = False,
 ) -> Admit | Stale | Refusal:
     """Choose the device. ``requests``: per candidate, of which there is at least one, the claim,
-    or why there is none.
+    or why there is none. ``returning``: as in ``Ledger.decide``.
 
     A device that has the model already is preferred (one copy of the weights), then the one
     with the fewest free bytes left (best fit), then the first by name. If any candidate's
@@ -98,7 +102,7 @@ def place(
         if isinstance(request, Deny):
             decision = request
         else:
-            decision = ledgers[device].decide(request, now_ns)
+            decision = ledgers[device].decide(request, now_ns, returning=returning)
         if isinstance(decision, Stale):
             return decision
         if isinstance(decision, Admit):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from vram_conductor.broker.ledger.claims import Claim
 from vram_conductor.protocol.values import AgentKey, Line, PoolShape
@@ -82,6 +83,7 @@ class Deny:
         largest_n_ctx_that_fits: filled in after the fit probe
             (``dataclasses.replace``); None: not known, 0: no context fits.
         agents: how many agents the ledger holds.
+        leases_bytes: the part of what is allocated that leases hold.
         admission_percent: share of the capacity that may be promised.
         sample_age_ms: age of the memory sample; None: there is none.
         note: the cause in words, for the codes whose numbers do not tell it.
@@ -98,6 +100,7 @@ class Deny:
     never: bool = False
     largest_n_ctx_that_fits: int | None = None
     agents: int = 0
+    leases_bytes: int = 0
     admission_percent: int = 100
     sample_age_ms: int | None = None
     note: str = ""
@@ -148,13 +151,29 @@ class Committed:
     unmeasured: bool
 
 
+class LeaseKey(NamedTuple):
+    """Whose lease, and which."""
+
+    principal: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.principal}/{self.name}"
+
+
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """Device memory promised to a program outside. ``expires_ns``: None: never."""
+    """Device memory promised to a program outside.
 
-    name: str
+    Attributes:
+        park: it was granted although agents were promised the bytes.
+        expires_ns: when it ends; None while room is being made for it.
+    """
+
+    key: LeaseKey
     bytes: int
-    expires_ns: int | None
+    park: bool
+    expires_ns: int | None = None
 
 
 Decision = Admit | Stale | Deny

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from vram_conductor.broker.ledger.accounts import Accounts
 from vram_conductor.broker.ledger.claims import NOTHING_MEASURED, Claim, Measured
-from vram_conductor.broker.ledger.decisions import Deny, DenyCode
+from vram_conductor.broker.ledger.decisions import Deny, DenyCode, Lease
 from vram_conductor.broker.ledger.host import alone_bytes
 
 
@@ -30,6 +32,7 @@ def deny(
         claim=claim,
         never=never,
         agents=len(accounts),
+        leases_bytes=accounts.leases_bytes,
         admission_percent=accounts.spec.admission_percent,
         sample_age_ms=None if now_ns is None else accounts.sample_age_ms(now_ns),
         note=note,
@@ -47,6 +50,23 @@ def deny_claim(
     """CAP or MEASURED: the promise would grow by ``growth_bytes``."""
     never = accounts.alone_bytes(claim, measured) > accounts.cap_bytes
     return deny(accounts, code, now_ns, requested_bytes=growth_bytes, claim=claim, never=never)
+
+
+def deny_lease(accounts: Accounts, now_ns: int, lease: Lease, taken_bytes: int) -> Deny:
+    """CAP, for a lease. ``taken_bytes``: what is in its way; agents are not, where they park."""
+    refused = deny(
+        accounts,
+        DenyCode.CAP,
+        now_ns,
+        requested_bytes=lease.bytes,
+        never=accounts.base_bytes + lease.bytes > accounts.cap_bytes,
+        note=f"lease {lease.key.name}",
+    )
+    return replace(
+        refused,
+        ledger_allocated_bytes=taken_bytes,
+        agents=0 if lease.park else refused.agents,
+    )
 
 
 def deny_host(accounts: Accounts, now_ns: int, claim: Claim) -> Deny:

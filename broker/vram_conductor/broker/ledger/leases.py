@@ -1,81 +1,100 @@
-"""Device memory promised to programs outside, each until a time. Pure."""
+"""Device memory promised to programs outside, each until a time. Pure.
+
+A lease is pending from its grant until the room is there; only then does its time run, and only
+then can what others use be its holder's.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from vram_conductor.broker.ledger.claims import check_bytes, check_range
-from vram_conductor.broker.ledger.decisions import Lease
+from vram_conductor.broker.ledger.decisions import Lease, LeaseKey
 from vram_conductor.broker.ledger.ordered import Multiset
 from vram_conductor.protocol import limits
 from vram_conductor.protocol.errors import InvalidArgument
 from vram_conductor.protocol.values import Line
 
-TTL_NS_MAX = 1 << 62
+TTL_NS_MAX = limits.LEASE_TTL_S_MAX * 1_000_000_000
 
 
-def make_lease(name: str, lease_bytes: int, ttl_ns: int | None, now_ns: int) -> Lease:
-    """A lease that ends ``ttl_ns`` from now (None: never).
+def make_lease(key: LeaseKey, lease_bytes: int, *, park: bool) -> Lease:
+    """A pending lease.
 
     Raises:
-        InvalidArgument: ``bad_lease``, ``bad_bytes``, ``bad_value``.
+        InvalidArgument: ``bad_lease``, ``bad_bytes``.
     """
-    if not name or len(name) > limits.NAME_CHARS_MAX:
+    if not key.name or len(key.name) > limits.NAME_CHARS_MAX:
         raise InvalidArgument(
             "bad_lease", f"a lease's name has 1 to {limits.NAME_CHARS_MAX} characters"
         )
-    check_bytes("lease_bytes", lease_bytes)
-    return Lease(name, lease_bytes, expiry(ttl_ns, now_ns))
+    return Lease(key, check_bytes("lease_bytes", lease_bytes), park)
 
 
-def expiry(ttl_ns: int | None, now_ns: int) -> int | None:
+def expiry(ttl_ns: int, now_ns: int) -> int:
     """When a lease of ``ttl_ns`` ends. Raises InvalidArgument ``bad_value``."""
-    return None if ttl_ns is None else now_ns + check_range("ttl_ns", ttl_ns, 1, TTL_NS_MAX)
+    return now_ns + check_range("ttl_ns", ttl_ns, 1, TTL_NS_MAX)
 
 
 class Leases:
-    """Current leases of one device, and the names of those that expired unnoticed."""
+    """Current leases of one device, and the keys of those that expired unnoticed.
 
-    __slots__ = ("_by_name", "_expired", "_expiries", "total_bytes")
+    Attributes:
+        total_bytes: of all. ``held_bytes``: of those that are not pending. ``park_bytes``: of
+            those for which agents wait.
+    """
+
+    __slots__ = ("_by_key", "_expired", "_expiries", "held_bytes", "park_bytes", "total_bytes")
 
     def __init__(self) -> None:
-        self._by_name: dict[str, Lease] = {}
-        self._expiries: Multiset[tuple[int, str]] = Multiset()
-        self._expired: list[str] = []
+        self._by_key: dict[LeaseKey, Lease] = {}
+        self._expiries: Multiset[tuple[int, LeaseKey]] = Multiset()
+        self._expired: list[LeaseKey] = []
         self.total_bytes = 0
+        self.held_bytes = 0
+        self.park_bytes = 0
 
     def __len__(self) -> int:
-        return len(self._by_name)
+        return len(self._by_key)
 
-    def get(self, name: str) -> Lease | None:
-        return self._by_name.get(name)
+    def __iter__(self) -> Iterator[Lease]:
+        return iter(self._by_key.values())
+
+    def get(self, key: LeaseKey) -> Lease | None:
+        return self._by_key.get(key)
 
     def add(self, lease: Lease) -> None:
-        """A new lease; its name must be free."""
-        assert lease.name not in self._by_name
-        self._by_name[lease.name] = lease
-        self.total_bytes += lease.bytes
+        """A new lease; its key must be free."""
+        assert lease.key not in self._by_key
+        self._by_key[lease.key] = lease
+        self._count(lease, lease.bytes)
         if lease.expires_ns is not None:
-            self._expiries.add((lease.expires_ns, lease.name))
+            self._expiries.add((lease.expires_ns, lease.key))
 
-    def remove(self, name: str) -> bool:
-        lease = self._by_name.pop(name, None)
+    def remove(self, key: LeaseKey) -> bool:
+        lease = self._by_key.pop(key, None)
         if lease is None:
             return False
-        self.total_bytes -= lease.bytes
+        self._count(lease, -lease.bytes)
         if lease.expires_ns is not None:
-            self._expiries.remove((lease.expires_ns, name))
+            self._expiries.remove((lease.expires_ns, key))
         return True
 
-    def renew(self, name: str, expires_ns: int | None) -> Lease | None:
-        """Move the end of a lease; None if it is not here."""
-        lease = self._by_name.get(name)
+    def _count(self, lease: Lease, change_bytes: int) -> None:
+        self.total_bytes += change_bytes
+        self.held_bytes += change_bytes if lease.expires_ns is not None else 0
+        self.park_bytes += change_bytes if lease.park else 0
+
+    def hold(self, key: LeaseKey, expires_ns: int) -> Lease | None:
+        """It is held until then; None if it is not here (any more)."""
+        lease = self._by_key.get(key)
         if lease is None:
             return None
-        self.remove(name)
-        renewed = replace(lease, expires_ns=expires_ns)
-        self.add(renewed)
-        return renewed
+        self.remove(key)
+        held = replace(lease, expires_ns=expires_ns)
+        self.add(held)
+        return held
 
     def sweep(self, now_ns: int) -> None:
         """Drop what has expired: a lease ends at ``expires_ns``, not after it."""
@@ -83,17 +102,28 @@ class Leases:
             self.remove(first[1])
             self._expired.append(first[1])
 
-    def take_expired(self) -> list[str]:
-        """Names that :meth:`sweep` dropped since the last call."""
+    def take_expired(self) -> list[LeaseKey]:
+        """Keys that :meth:`sweep` dropped since the last call."""
         expired, self._expired = self._expired, []
         return expired
 
+    def by_end(self) -> list[Lease]:
+        """In the order in which they end; pending ones last."""
+        never = 1 << 63
+        ends = [(never if x.expires_ns is None else x.expires_ns, x.key) for x in self]
+        return [self._by_key[key] for _, key in sorted(ends)]
+
     def lines(self) -> list[Line]:
-        return [Line(f"lease:{lease.name}", lease.bytes) for lease in self._by_name.values()]
+        return [
+            Line(f"lease:{lease.key}", lease.bytes, detail="" if lease.expires_ns else "pending")
+            for lease in self
+        ]
 
     def validate_state(self) -> None:
         """Recount. Raises AssertionError: our bug."""
-        leases = self._by_name.values()
-        assert self.total_bytes == sum(lease.bytes for lease in leases)
-        ends = sorted((x.expires_ns, x.name) for x in leases if x.expires_ns is not None)
+        leases = self._by_key.values()
+        assert self.total_bytes == sum(x.bytes for x in leases)
+        assert self.held_bytes == sum(x.bytes for x in leases if x.expires_ns is not None)
+        assert self.park_bytes == sum(x.bytes for x in leases if x.park)
+        ends = sorted((x.expires_ns, x.key) for x in leases if x.expires_ns is not None)
         assert list(self._expiries.entries()) == ends

@@ -6,6 +6,10 @@
              + timeshare mode: max over pools (weights of its model + pool)
     admit ⇔ promised(after) + foreign <= cap, and the host ledger has room for the state
 
+A lease with ``park`` is granted beyond that: agents wait while it is held, so only base, leases
+and foreign use must fit beside it. Agents that come back were promised their bytes before; such
+leases are not in their way.
+
 A load goes reserve → commit(measured), or reserve → rollback. Reservations of several agents
 may be open at once and end in any order. Promises grow in no other way, except that
 measurements, base and leases are told; they never grow when something ends.
@@ -23,10 +27,17 @@ from vram_conductor.broker.ledger.decisions import (
     Deny,
     DenyCode,
     Lease,
+    LeaseKey,
     Reservation,
     Stale,
 )
-from vram_conductor.broker.ledger.denials import deny, deny_blind, deny_claim, deny_host
+from vram_conductor.broker.ledger.denials import (
+    deny,
+    deny_blind,
+    deny_claim,
+    deny_host,
+    deny_lease,
+)
 from vram_conductor.broker.ledger.leases import expiry, make_lease
 from vram_conductor.protocol.errors import AlreadyExists, FailedPrecondition, InvalidArgument
 from vram_conductor.protocol.values import AgentKey, PoolShape
@@ -41,8 +52,9 @@ class Ledger(Accounts):
 
     # --- decide, reserve --------------------------------------------------------------------
 
-    def decide(self, claim: Claim, now_ns: int) -> Decision:
-        """Would :meth:`reserve` take it? Changes nothing.
+    def decide(self, claim: Claim, now_ns: int, *, returning: bool = False) -> Decision:
+        """Would :meth:`reserve` take it? Changes nothing. ``returning``: the agent was here
+        before the leases that park agents.
 
         Raises:
             AlreadyExists: ``agent_in_ledger``.
@@ -56,6 +68,7 @@ class Ledger(Accounts):
         if shape != claim.shape:
             return Stale(self.device, shape)
         before, foreign = self.promised_bytes, self.foreign_bytes
+        before -= self._leases.park_bytes if returning else 0
         growth = self._book.promised_with(claim) - self._book.promised_bytes
         free = self.cap_bytes - before - growth - foreign
         if free < 0:
@@ -64,13 +77,16 @@ class Ledger(Accounts):
             return deny_host(self, now_ns, claim)
         return Admit(self.device, growth, free, self._book.model(claim.model) is not None)
 
-    def reserve(self, claim: Claim, now_ns: int) -> Reservation | Stale | Deny:
-        """Hold the claim's bytes, or say why not. A refusal changes nothing.
+    def reserve(
+        self, claim: Claim, now_ns: int, *, returning: bool = False
+    ) -> Reservation | Stale | Deny:
+        """Hold the claim's bytes, or say why not. A refusal changes nothing. ``returning``: as
+        in :meth:`decide`.
 
         Raises:
             AlreadyExists: ``agent_in_ledger``: reserved or committed already.
         """
-        decision = self.decide(claim, now_ns)
+        decision = self.decide(claim, now_ns, returning=returning)
         if not isinstance(decision, Admit):
             return decision
         self._last_id += 1
@@ -185,7 +201,8 @@ class Ledger(Accounts):
         if undo is None:
             return None
         after = self.promised_bytes
-        if after <= before or not self.over_bytes:
+        # Leases that park agents are no reason: these agents were promised their bytes before.
+        if after <= before or self.over_bytes <= self._leases.park_bytes:
             self._book.confirm(undo, shape)
             return None
         self._book.take_back(undo)
@@ -194,47 +211,61 @@ class Ledger(Accounts):
     # --- leases -----------------------------------------------------------------------------
 
     def grant_lease(
-        self, name: str, lease_bytes: int, ttl_ns: int | None, now_ns: int
+        self, key: LeaseKey, lease_bytes: int, now_ns: int, *, park: bool
     ) -> Lease | Deny:
-        """Promise device memory to a program outside, for ``ttl_ns`` (None: until released).
+        """Take device memory off the budget for a program outside; :meth:`hold_lease` follows
+        when the room is really there. ``park``: agents may have to wait for it.
 
         Raises:
             AlreadyExists: ``lease_exists``.
-            InvalidArgument: ``bad_lease``, ``bad_bytes``, ``bad_value``.
+            InvalidArgument: ``bad_lease``, ``bad_bytes``.
         """
         self._leases.sweep(now_ns)
-        lease = make_lease(name, lease_bytes, ttl_ns, now_ns)
-        if self._leases.get(name):
+        lease = make_lease(key, lease_bytes, park=park)
+        if self._leases.get(key):
             raise AlreadyExists(
-                "lease_exists", f"{self.device} has a lease {name} already; renew or release it"
+                "lease_exists", f"{self.device} has a lease {key} already; release it first"
             )
         blind = deny_blind(self, now_ns, None)
         if blind:
             return blind
-        if self.promised_bytes + lease_bytes + self.foreign_bytes > self.cap_bytes:
-            never = self._base_bytes + lease_bytes > self.cap_bytes
-            note = f"lease {name}"
-            return deny(
-                self, DenyCode.CAP, now_ns, requested_bytes=lease_bytes, never=never, note=note
-            )
-        self._gauge.leased(self._leases.total_bytes)
+        taken = self._base_bytes + self._leases.total_bytes if park else self.promised_bytes
+        if taken + lease_bytes + self.foreign_bytes > self.cap_bytes:
+            return deny_lease(self, now_ns, lease, taken)
         self._leases.add(lease)
         return lease
 
-    def renew_lease(self, name: str, ttl_ns: int | None, now_ns: int) -> Lease | None:
-        """Move the expiry; None if there is no such lease (any more).
+    def hold_lease(self, key: LeaseKey, ttl_ns: int, now_ns: int) -> Lease | None:
+        """The room is there, for ``ttl_ns`` from now; again: that much longer. None if there is
+        no such lease (any more).
 
         Raises:
             InvalidArgument: ``bad_value``.
         """
         self._leases.sweep(now_ns)
-        return self._leases.renew(name, expiry(ttl_ns, now_ns))
+        expires_ns = expiry(ttl_ns, now_ns)
+        lease = self._leases.get(key)
+        if lease is not None and lease.expires_ns is None:
+            self._gauge.leased(self._leases.held_bytes)
+        return self._leases.hold(key, expires_ns)
 
-    def release_lease(self, name: str) -> bool:
+    def restore_lease(
+        self, key: LeaseKey, lease_bytes: int, ttl_ns: int, now_ns: int, *, park: bool
+    ) -> None:
+        """A lease from before a restart: it was granted, so nothing is asked now.
+
+        Raises:
+            InvalidArgument: ``bad_lease``, ``bad_bytes``, ``bad_value``.
+        """
+        expires_ns = expiry(ttl_ns, now_ns)
+        self._leases.add(make_lease(key, lease_bytes, park=park))
+        self._leases.hold(key, expires_ns)
+
+    def release_lease(self, key: LeaseKey) -> bool:
         """End a lease. False if there is none. Idempotent."""
-        return self._leases.remove(name)
+        return self._leases.remove(key)
 
-    def expire(self, now_ns: int) -> list[str]:
-        """Names of the leases that have expired since the last call."""
+    def expire(self, now_ns: int) -> list[LeaseKey]:
+        """Keys of the leases that have expired since the last call."""
         self._leases.sweep(now_ns)
         return self._leases.take_expired()

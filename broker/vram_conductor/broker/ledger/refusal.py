@@ -69,7 +69,7 @@ def _hint_bytes(deny: Deny) -> str:
     if deny.largest_n_ctx_that_fits:
         ways.append(f"register with n_ctx={deny.largest_n_ctx_that_fits}, which fits now")
     if deny.never:
-        what = f"n_ctx={deny.claim.n_ctx}" if deny.claim else "it"
+        what = f"n_ctx={deny.claim.n_ctx}" if deny.claim else deny.note or "it"
         most = human_bytes(deny.ledger_max_bytes)
         start += f"{what} never fits: {deny.device} may hand out {most} in all; "
         if not ways:
@@ -79,6 +79,9 @@ def _hint_bytes(deny: Deny) -> str:
             ways.append(
                 f"stop other programs, which use {human_bytes(deny.foreign_bytes)} of {deny.device}"
             )
+        if deny.leases_bytes:
+            leased = human_bytes(deny.leases_bytes)
+            ways.append(f"release other leases or wait for their end (they hold {leased})")
         if deny.agents:
             held = human_bytes(deny.ledger_allocated_bytes)
             who = "1 agent holds" if deny.agents == 1 else f"{deny.agents} agents hold"
@@ -159,6 +162,7 @@ def _numbers(deny: Deny) -> dict[str, Any]:
         "largest_n_ctx_that_fits": deny.largest_n_ctx_that_fits,
         "never_fits": deny.never,
         "agents": deny.agents,
+        "leases_bytes": deny.leases_bytes,
         "hint": hint(deny),
     }
     claim = deny.claim

@@ -6,8 +6,9 @@ from collections.abc import Iterable
 
 from vram_conductor.protocol.values import Line
 
-_OF_AGENTS = ("state", "parked")
-"""Ledger lines that are named after agents and conversations: ``parked:principal/agent/name``."""
+_OWNED = ("state", "parked", "lease")
+"""Ledger lines that are named after agents, conversations and leases:
+``parked:principal/agent/name``."""
 
 
 def own_names(names: Iterable[str], principal: str, more: int = 0) -> list[str]:
@@ -25,7 +26,7 @@ def own_names(names: Iterable[str], principal: str, more: int = 0) -> list[str]:
 
 
 def own_lines(lines: Iterable[Line], principal: str | None) -> list[Line]:
-    """Ledger lines with those of other principals' agents summed up by kind (``state:others``);
+    """Ledger lines with those of other principals summed up by kind (``state:others``);
     all as they are for nobody in particular (None: the operator)."""
     if principal is None:
         return list(lines)
@@ -33,7 +34,7 @@ def own_lines(lines: Iterable[Line], principal: str | None) -> list[Line]:
     others: dict[str, list[int]] = {}
     for line in lines:
         what, _, name = line.key.partition(":")
-        if what in _OF_AGENTS and _owner(name) != principal:
+        if what in _OWNED and _owner(name) != principal:
             others.setdefault(what, []).append(line.bytes)
         else:
             own.append(line)

@@ -104,7 +104,9 @@ def run(options: Options, log: Logger) -> int:
         context = zmq.Context()
         stack.callback(context.term)
         clients, workers = _bind(options, context, log, stack)
-        core = Core(config, epoch, opened.restored, time.monotonic_ns(), VERSION)
+        core = Core(
+            config, epoch, opened.restored, time.monotonic_ns(), VERSION, unix_ns=time.time_ns()
+        )
         observe = _metrics(options, core, journal, (clients, workers), stack)
         loop = Loop(
             core,

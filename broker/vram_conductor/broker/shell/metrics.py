@@ -167,12 +167,15 @@ def _device(status: DeviceStatus) -> Iterator[Sample]:
         ("promised", status.promised.promised_bytes),
         ("resident", status.resident_bytes),
         ("budget", status.budget_bytes),
+        ("leases", sum(lease.bytes for lease in status.leases)),
         ("foreign", memory.foreign_bytes if memory else 0),
         ("used", memory.used_bytes if memory else 0),
         ("host_cap", status.host.cap_bytes),
         ("host_promised", status.host.promised_bytes),
     ):
         yield Sample("bytes", "gauge", "The ledger, by line", {**labels, "what": what}, value)
+    count = len(status.leases)
+    yield Sample("leases", "gauge", "Leases that are held or pending", labels, count)
     yield Sample("swaps", "counter", "Moves of KV since the worker's start", labels, status.swaps)
     up = status.worker is not None
     yield Sample("worker_up", "gauge", "1 while the device has a worker", labels, up)

@@ -114,18 +114,23 @@ class Commander:
             self._state.timers.cancel(("op", (device.id, op)))
             open_op.on_lost(error)
 
-    def send_budget(self, device: Device) -> None:
-        """Tell the worker its budget if it has changed."""
+    def send_budget(
+        self, device: Device, on_reply: OnReply | None = None, on_lost: OnLost | None = None
+    ) -> int:
+        """Tell the worker its budget if it has changed, or if somebody waits for the answer;
+        returns the op, 0 if nothing was sent."""
         link = device.link
         if link is None or link.draining:
-            return
+            return 0
         budget_bytes = device.ledger.budget_bytes
-        if budget_bytes == link.budget_bytes:
-            return
+        if budget_bytes == link.budget_bytes and on_reply is None:
+            return 0
         link.budget_bytes = budget_bytes
-        self.send(
+        return self.send(
             device,
             lambda epoch, op: Budget(broker_epoch=epoch, op=op, budget_bytes=budget_bytes),
+            on_reply=on_reply,
+            on_lost=on_lost,
         )
 
     def _ignore(self, message: ReplyMessage, raw: list[bytes]) -> bool:

@@ -76,17 +76,39 @@ class Samples:
         device.residency, device.memory = report, report.memory
         device.places = {place.conversation: place for place in report.places}
         self._book_lines(device, report)
-        self._observe(device, report.memory)
+        is_fresh = self._observe(device, report.memory)
+        self._book_base(device, report, is_fresh=is_fresh)
 
-    def _observe(self, device: Device, memory: Memory) -> None:
+    def _observe(self, device: Device, memory: Memory) -> bool:
+        """Take a sample; False if it is older than the one held, or too old to count."""
         now_ns = self._state.now_ns
         ledger = device.ledger
         before = ledger.budget_bytes
         was_stale = ledger.sample_is_stale(now_ns)
-        ledger.observe(memory.foreign_bytes, now_ns - memory.age_ms * MS)
+        is_newer = ledger.observe(memory.foreign_bytes, now_ns - memory.age_ms * MS)
         if ledger.budget_bytes > before or was_stale:
             self._state.admission_due.add(device.id)
+        if ledger.budget_bytes != before:
+            self._state.dispatch_due.add(device.id)
         self._commander.send_budget(device)
+        return is_newer and not ledger.sample_is_stale(now_ns)
+
+    def _book_base(self, device: Device, report: Residency, *, is_fresh: bool) -> None:
+        """What the worker's process takes can change. More counts at once. Less counts only with
+        a sample from after it: what was the base's before may be others' now."""
+        ledger = device.ledger
+        for line in report.lines:
+            if line.key != "base" or line.bytes == ledger.base_bytes:
+                continue
+            if line.bytes < ledger.base_bytes and not is_fresh:
+                continue
+            try:
+                ledger.set_base(line.bytes)
+            except ConductorError as error:
+                self._state.log("error", "bad_residency", device=device.id, reason=error.reason)
+                continue
+            self._state.admission_due.add(device.id)
+            self._state.dispatch_due.add(device.id)
 
     def _book_lines(self, device: Device, report: Residency) -> None:
         """What was really allocated replaces the estimates."""

@@ -227,6 +227,18 @@ def _bad_others() -> list[tuple[str, str, dict[str, Any]]]:
         ("resume", "from_seq_negative", {"from_seq": -1}),
         ("resume", "window_negative", {"window": -1}),
         ("reset", "conversation_empty", {"agent": "coder", "conversation": ""}),
+        ("lease", "no_bytes", {"name": "train"}),
+        ("lease", "bytes_negative", {"name": "train", "bytes": -1}),
+        ("lease", "bytes_absurd", {"name": "train", "bytes": limits.BYTES_MAX + 1}),
+        ("lease", "bytes_float", {"name": "train", "bytes": 1e9}),
+        ("lease", "bytes_text", {"name": "train", "bytes": "3 GB"}),
+        ("lease", "ttl_zero", {"name": "train", "bytes": 1, "ttl_s": 0}),
+        ("lease", "ttl_nan", {"name": "train", "bytes": 1, "ttl_s": float("nan")}),
+        ("lease", "ttl_nil", {"name": "train", "bytes": 1, "ttl_s": None}),
+        ("lease", "ttl_too_long", {"name": "t", "bytes": 1, "ttl_s": limits.LEASE_TTL_S_MAX + 1}),
+        ("lease", "name_slash", {"name": "local/train", "bytes": 1}),
+        ("lease", "name_missing", {"bytes": 1}),
+        ("lease", "device_empty", {"name": "train", "bytes": 1, "device": ""}),
         ("ping", "negative", {"n": -1}),
     ]
 
