@@ -230,7 +230,10 @@ class Agents:
     def set_budget(self, budget_bytes: int, now_ns: int) -> None:
         """Take a new budget and get down to it; jobs that lose their place wait. Not while
         anything is hauled."""
-        self._residency.budget_bytes = budget_bytes
+        if budget_bytes != self._residency.budget_bytes:
+            self._residency.budget_bytes = budget_bytes
+            # The broker waits for a sample from after it.
+            self._residency.revision += 1
         while moves := plan_shrink(world(self._residency, self._jobs, now_ns)).moves:
             pools, _ = touches(self._residency, moves)
             if self._traffic.quiet(pools):
