@@ -32,6 +32,7 @@ class Estimate:
     state_bytes: int
     fit_cells: int | None
     cached: bool
+    scratch_bytes: int = 0
 
     @property
     def pool_bytes(self) -> int:

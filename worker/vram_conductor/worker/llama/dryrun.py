@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -28,10 +28,11 @@ from vram_conductor.protocol.values import ModelInfo, PoolShape
 from vram_conductor.worker.engine import Estimate
 from vram_conductor.worker.llama.context import create_context
 from vram_conductor.worker.llama.identity import model_id, stat_model
-from vram_conductor.worker.llama.info import read_info
+from vram_conductor.worker.llama.info import read_dimensions, read_info
 from vram_conductor.worker.llama.loading import load_model
 from vram_conductor.worker.llama.loglines import ROUNDING_BYTES, unknown_buffers
 from vram_conductor.worker.llama.options import EngineOptions
+from vram_conductor.worker.llama.scratch import Dimensions, Gpu, scratch_bytes
 from vram_conductor.worker.llama.sizes import (
     DryPool,
     allocated,
@@ -39,7 +40,7 @@ from vram_conductor.worker.llama.sizes import (
     largest_fitting,
     state_bytes,
 )
-from vram_conductor.worker.llama.tensors import cuda_weights_bytes, read_tensors
+from vram_conductor.worker.llama.tensors import Tensor, cuda_weights_bytes, read_tensors
 
 DRY_MODELS_MAX = 3
 POOLS_MAX = 4096
@@ -55,6 +56,8 @@ class ModelFacts:
     weights_bytes: int
     n_swa: int
     recurrent: bool
+    tensors: tuple[Tensor, ...]
+    size: Dimensions
 
 
 class DryRunner:
@@ -65,8 +68,10 @@ class DryRunner:
     device, the device itself, the library build) is fixed for the life of the process.
     """
 
-    def __init__(self, options: EngineOptions) -> None:
+    def __init__(self, options: EngineOptions, gpu: Gpu | None = None) -> None:
+        """``gpu``: on cuda, what a live context takes beyond its buffers depends on it."""
         self._options = options
+        self._gpu = gpu
         self._lock = threading.Lock()
         self._models: OrderedDict[str, Any] = OrderedDict()
         self._facts: dict[str, ModelFacts] = {}
@@ -109,7 +114,20 @@ class DryRunner:
             state_bytes=state_bytes(pool.caches, n_ctx, n_swa=facts.n_swa),
             fit_cells=fit,
             cached=cached,
+            scratch_bytes=self._scratch_bytes(facts, shape, flash=pool.flash),
         )
+
+    def _scratch_bytes(self, facts: ModelFacts, shape: PoolShape, *, flash: bool) -> int:
+        if self._gpu is None:
+            return 0
+        size = replace(
+            facts.size,
+            tokens=self._options.batch_tokens,
+            outputs=shape.slots,
+            cells=shape.cells,
+            flash=flash,
+        )
+        return scratch_bytes(facts.tensors, size, self._gpu)
 
     def describe(self, path: str, name: str) -> ModelInfo:
         """First look at a file; raises as :meth:`estimate` does."""
@@ -138,19 +156,23 @@ class DryRunner:
         if key not in self._facts:
             model = self._dry_model(path, key)
             info = read_info(model, path, path, stat)
+            wanted = self._gpu is not None or self._options.device_kind == "cuda"
+            tensors = tuple(read_tensors(path)) if wanted else ()
             self._facts[key] = ModelFacts(
                 info=info,
-                weights_bytes=self._weights_bytes(model, path),
+                weights_bytes=self._weights_bytes(model, tensors),
                 n_swa=int(ll.llama_model_n_swa(model)),
                 recurrent=info.rollback == "none",
+                tensors=tensors,
+                size=read_dimensions(model, info.arch),
             )
         return key, self._facts[key]
 
-    def _weights_bytes(self, model: Any, path: str) -> int:
+    def _weights_bytes(self, model: Any, tensors: tuple[Tensor, ...]) -> int:
         """Upper bound of the weights on the device, as a real load would log them."""
         kind = self._options.device_kind
         if kind == "cuda":
-            size = cuda_weights_bytes(read_tensors(path))
+            size = cuda_weights_bytes(tensors)
         else:
             size = int(ll.llama_model_size(model))
         # Two buffers at most (on cpu: plain and repacked), each printed with a rounding error.

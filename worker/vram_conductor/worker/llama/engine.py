@@ -6,10 +6,13 @@ import logging
 from typing import Literal
 
 from vram_conductor.protocol.errors import FailedPrecondition
+from vram_conductor.worker.llama.calibration import calibrate
+from vram_conductor.worker.llama.device import CudaDevice
 from vram_conductor.worker.llama.estimate import LlamaEstimator
 from vram_conductor.worker.llama.library import check_device, library
 from vram_conductor.worker.llama.model import LlamaModel
 from vram_conductor.worker.llama.options import EngineOptions
+from vram_conductor.worker.llama.scratch import Gpu
 from vram_conductor.worker.llama.vocabulary import Facts
 from vram_conductor.worker.vmm.library import Vmm
 
@@ -19,7 +22,8 @@ Mechanism = Literal["vmm-sleep", "state-swap"]
 
 
 class LlamaEngine:
-    """See ``engine.Engine``."""
+    """See ``engine.Engine``. On cuda, making it takes what the process takes for itself: the CUDA
+    context and the first kernels. Nothing is loaded then."""
 
     def __init__(self, options: EngineOptions) -> None:
         check_device(options)
@@ -28,7 +32,12 @@ class LlamaEngine:
         self.build: str = library().build
         self.mechanism: Mechanism
         self._vmm, self.mechanism, self.mechanism_note = choose_mechanism(options)
-        self.estimator = LlamaEstimator(options)
+        self._device: CudaDevice | None = None
+        gpu: Gpu | None = None
+        if options.device_kind == "cuda":
+            self._device = CudaDevice()
+            gpu = calibrate(self._device, options)
+        self.estimator = LlamaEstimator(options, gpu)
         self.estimator.start()
         self._facts: dict[str, Facts] = {}
 
@@ -40,8 +49,8 @@ class LlamaEngine:
         return model
 
     def used_bytes(self) -> int | None:
-        """See ``engine.Engine``."""
-        return None
+        """See ``engine.Engine``. Any thread."""
+        return None if self._device is None else self._device.used_bytes()
 
     def close(self) -> None:
         """End the estimator's child process; models and pools are closed by their owner."""

@@ -14,6 +14,7 @@ from vram_conductor.worker.llama.ggufcheck import check_gguf
 from vram_conductor.worker.llama.identity import model_id, stat_model
 from vram_conductor.worker.llama.isolated import DryRunProcess
 from vram_conductor.worker.llama.options import EngineOptions
+from vram_conductor.worker.llama.scratch import Gpu
 
 RESULTS_MAX = 4096
 
@@ -26,9 +27,10 @@ class LlamaEstimator:
     proper happens here.
     """
 
-    def __init__(self, options: EngineOptions) -> None:
+    def __init__(self, options: EngineOptions, gpu: Gpu | None = None) -> None:
+        """``gpu``: on cuda, what scratch depends on."""
         self._process = DryRunProcess(replace(options, device_kind="cpu"))
-        self._local = DryRunner(options) if options.device_kind == "cuda" else None
+        self._local = DryRunner(options, gpu) if options.device_kind == "cuda" else None
         self._results: dict[tuple[str, PoolShape, int, int | None], Estimate] = {}
         self._lock = threading.Lock()
 

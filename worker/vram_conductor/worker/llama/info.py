@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 from typing import Any, Literal
 
 from llama_cpp import llama_cpp as ll
 
 from vram_conductor.protocol.values import ModelInfo
 from vram_conductor.worker.llama.identity import model_id
+from vram_conductor.worker.llama.scratch import Dimensions
 
 
 def read_info(model: Any, path: str, name: str, stat: os.stat_result) -> ModelInfo:
@@ -33,6 +35,26 @@ def rollback(model: Any) -> Literal["any", "window", "none"]:
     if ll.llama_model_is_recurrent(model) or ll.llama_model_is_hybrid(model):
         return "none"
     return "window" if ll.llama_model_n_swa(model) > 0 else "any"
+
+
+def read_dimensions(model: Any, arch: str) -> Dimensions:
+    """What of a model decides what its contexts take beyond their buffers."""
+
+    def largest(key: str) -> int:
+        # Hybrid models list a number per layer.
+        numbers = re.findall(r"\d+", metadata(model, f"{arch}.{key}") or "")
+        return max(map(int, numbers), default=0)
+
+    n_head = largest("attention.head_count")
+    head = int(ll.llama_model_n_embd(model)) // n_head if n_head else 0
+    head_k = largest("attention.key_length") or head
+    return Dimensions(
+        tokens=0,
+        experts_used=largest("expert_used_count") or 1,
+        n_head=n_head,
+        head_v=largest("attention.value_length") or head,
+        n_embd_kv=head_k * (largest("attention.head_count_kv") or n_head),
+    )
 
 
 def metadata(model: Any, key: str) -> str | None:

@@ -27,6 +27,8 @@ from vram_conductor.worker.vmm.tagged import Tagged
 _NO_CELLS = 1
 """Result of ``llama_decode`` that leaves everything as it was (llama.h)."""
 
+_WARM_STEPS = 3
+
 STATE_HEADER = struct.Struct("<4sI")
 """In front of llama.cpp's own state: magic, and what a state depends on besides its contents."""
 _STATE_MAGIC = b"VMS1"
@@ -242,7 +244,15 @@ class LlamaPool:
         raise _state_failed(slot, blob.nbytes, why)
 
     def warm_up(self) -> None:
-        """See ``engine.Pool``."""
+        """See ``engine.Pool``. A step that repeats itself is recorded as a CUDA graph."""
+        alone = min(_WARM_STEPS, self.shape.cells - 1)
+        full = min(self.batch_tokens, self.shape.cells - alone)
+        self.decode([(0, np.zeros(full, np.int32), 0, True)])
+        for step in range(alone):
+            self.decode([(0, np.zeros(1, np.int32), full + step, True)])
+        self.synchronize()
+        self._batch.last = {}
+        ll.llama_memory_clear(self._memory, True)
 
     @property
     def sleepable(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -21,6 +22,8 @@ GRANULE_BYTES = 2 << 20
 
 _BLOCKS: dict[KVType, int] = {"f32": 32 * 4, "f16": 32 * 2, "q8_0": 34, "q4_0": 18}
 """Bytes of 32 elements: rows of K and V are whole multiples of it."""
+
+_FLASH = re.compile(r"Flash Attention enabled|flash_attn\s*= enabled")
 
 _PADDING_BYTES = 512 * 34 // 32 + 128
 """ggml-cuda pads the last row of a quantised tensor to 512 elements, and aligns tensors to 128
@@ -43,10 +46,12 @@ class PoolSizes:
 
 @dataclass(frozen=True)
 class DryPool:
-    """Result of a dry context: upper bounds of the sizes, and its caches one by one."""
+    """Result of a dry context: upper bounds of the sizes, and its caches one by one. ``flash``:
+    attention runs in one kernel."""
 
     sizes: PoolSizes
     caches: tuple[CacheLine, ...]
+    flash: bool = True
 
 
 def on_device(buffer: str, device_kind: Literal["cuda", "cpu"]) -> bool:
@@ -116,7 +121,8 @@ def dry_pool(
         if cache.kind == "kv" and device_kind == "cuda":
             size = cache_bytes(cache, kv_type)
         sums[cache.kind] += allocated(size, device_kind)
-    return DryPool(PoolSizes(sums["kv"], compute, sums["recurrent"]), caches)
+    sizes = PoolSizes(sums["kv"], compute, sums["recurrent"])
+    return DryPool(sizes, caches, any(_FLASH.search(line) for line in lines))
 
 
 def state_bytes(caches: Sequence[CacheLine], n_tokens: int, *, n_swa: int) -> int:

@@ -1,0 +1,106 @@
+"""The first look at a GPU, on the cpu with a stand-in for the device's own word."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from gguf_models import Arch, Spec, make_model
+
+from vram_conductor.protocol.values import PoolShape
+from vram_conductor.worker.llama.calibration import CUBLAS_BYTES, calibrate, write_sample
+from vram_conductor.worker.llama.dryrun import DryRunner
+from vram_conductor.worker.llama.model import LlamaModel
+from vram_conductor.worker.llama.options import EngineOptions
+from vram_conductor.worker.llama.pool import LlamaPool
+from vram_conductor.worker.llama.scratch import Gpu
+from vram_conductor.worker.llama.tensors import read_tensors
+
+MIB = 1 << 20
+OPTIONS = EngineOptions(n_ubatch=512, threads=1)
+
+
+@dataclass
+class Told:
+    """A device that tells what it was told to."""
+
+    readings: list[int]
+    sm_count: int = 132
+    compute: int = 90
+    asked: int = field(default=0)
+
+    def used_bytes(self) -> int:
+        self.asked += 1
+        return self.readings.pop(0)
+
+
+def readings(beyond: int, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Before and after each of three closings; the buffers themselves are seen as nothing."""
+    monkeypatch.setattr(LlamaModel, "open_pool", _open_empty)
+    return [MIB, 0, MIB, 0, beyond, 0]
+
+
+def _open_empty(model: LlamaModel, shape: PoolShape) -> LlamaPool:
+    pool = LlamaPool(model._model, model.info, model._options, shape)
+    pool.measured_bytes = 0
+    return pool
+
+
+def test_what_a_plain_context_gives_back_is_cublas(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Told(readings(98 * MIB, monkeypatch))
+    assert calibrate(device, OPTIONS) == Gpu(132, 90, 98 * MIB)
+    assert device.asked == 6
+
+
+@pytest.mark.parametrize("beyond", [-3 << 30, 0, 3 << 30])
+def test_nonsense_is_not_believed(beyond: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another program took or gave back gigabytes in between."""
+    assert calibrate(Told(readings(beyond, monkeypatch)), OPTIONS).cublas_bytes == CUBLAS_BYTES
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_the_samples_are_models(tmp_path: Path, plain: bool) -> None:
+    path = tmp_path / "sample.gguf"
+    write_sample(path, plain=plain)
+    assert path.stat().st_size < 2 * MIB
+    kinds = {tensor.kind for tensor in read_tensors(str(path))}
+    assert kinds == ({0, 1} if plain else {0, 2, 8, 12, 14})
+    model = LlamaModel(str(path), path.name, OPTIONS)
+    pool = model.open_pool(PoolShape(1024, 1))
+    pool.warm_up()
+    assert pool.pos_max(0) == -1
+    pool.warm_up()
+    pool.close()
+    model.close()
+
+
+@pytest.mark.parametrize("shape", [PoolShape(256, 1), PoolShape(768, 3, "q8_0")])
+@pytest.mark.parametrize("arch", ["llama", "gemma3", "mamba", "jamba", "lfm2"])
+def test_a_warmed_pool_is_as_empty_as_a_new_one(arch: Arch, shape: PoolShape) -> None:
+    if arch in ("mamba", "jamba") and shape.kv_type != "f16":
+        pytest.skip("their caches are not quantised")
+    model = LlamaModel(str(make_model(Spec(arch=arch))), arch, OPTIONS)
+    pool = model.open_pool(shape)
+    pool.warm_up()
+    for slot in range(shape.slots):
+        assert pool.pos_max(slot) == -1
+        assert pool.state_bytes(slot) == 0
+    pool.close()
+    model.close()
+
+
+@pytest.mark.parametrize("arch", ["llama", "gemma3", "jamba", "lfm2"])
+def test_a_dry_run_tells_the_scratch_of_a_gpu(arch: Arch) -> None:
+    """Their matrices are f32: cuBLAS multiplies them."""
+    gpu = Gpu(132, 90, 98 * MIB)
+    path = str(make_model(Spec(arch=arch)))
+    shape = PoolShape(512, 2)
+    with_gpu, without = DryRunner(OPTIONS, gpu), DryRunner(OPTIONS)
+    try:
+        told = with_gpu.estimate(path, "m", shape, 256, None).scratch_bytes
+        assert gpu.cublas_bytes < told < gpu.cublas_bytes + 16 * MIB
+        assert without.estimate(path, "m", shape, 256, None).scratch_bytes == 0
+    finally:
+        with_gpu.close()
+        without.close()
