@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
+from plan_model import follow
 
 from vram_conductor.protocol.values import ConversationKey, PoolShape
 from vram_conductor.worker.planner import (
@@ -21,7 +22,6 @@ from vram_conductor.worker.world import (
     ClosePool,
     Drop,
     LoadWeights,
-    Move,
     OpenPool,
     Park,
     PoolView,
@@ -253,37 +253,6 @@ def worlds(draw: st.DrawFn) -> World:
     found = World(1000, 0, draw(sizes), weights, pools)
     more = draw(st.integers(0, 120))
     return replace(found, budget_bytes=found.resident_bytes() + more)
-
-
-def follow(there: World, moves: tuple[Move, ...]) -> World:
-    """The world after ``moves``, checked at every step."""
-    weights, pools = dict(there.weights), dict(there.pools)
-    for move in moves:
-        match move:
-            case Park(key, index) | Drop(key, index):
-                view = pools[key].slots[index]
-                assert view.conversation
-                assert isinstance(move, Drop) == view.clean
-                assert not view.frozen
-                slots = list(pools[key].slots)
-                slots[index] = SlotView(index)
-                pools[key] = replace(pools[key], slots=tuple(slots))
-            case ClosePool(key):
-                assert not any(view.conversation for view in pools[key].slots)
-                pools[key] = replace(pools[key], shape=None, open_bytes=0, slots=())
-            case OpenPool(key, shape):
-                assert pools[key].shape is None
-                assert weights[pools[key].model].resident
-                pools[key] = replace(pools[key], shape=shape, open_bytes=pools[key].want_bytes)
-            case UnloadWeights(model):
-                assert not any(item.shape for item in pools.values() if item.model == model)
-                weights[model] = replace(weights[model], resident=False)
-            case LoadWeights(model):
-                assert not weights[model].resident
-                weights[model] = replace(weights[model], resident=True)
-        now = replace(there, weights=weights, pools=pools)
-        assert now.resident_bytes() <= there.budget_bytes
-    return replace(there, weights=weights, pools=pools)
 
 
 @given(there=worlds(), data=st.data())

@@ -157,11 +157,11 @@ def rank_idle(item: Item) -> int | None:
 
 
 def rank_pools(item: Item) -> int | None:
-    """Pools, those that run last; of the weights only unowned ones."""
+    """Pools, those that run last; of the weights those that are unowned, or idle and soon back."""
     if not item.owned:
         return 0
     if isinstance(item, WeightsView):
-        return None
+        return 1 if item.backed and not item.jobs else None
     return 3 if item.busy else 2 if item.jobs else 1
 
 

@@ -2,8 +2,9 @@
 
 The planner never plans beyond the budget, at no moment between two moves. It takes away nothing
 that is frozen (see ``schedule``), and nothing at all while there is room. Weights of admitted
-agents are left alone as long as all of them fit beside the one pool in question ("reserve"); only
-where they do not, weights go too ("timeshare").
+agents are not unloaded as long as all of them fit beside the one pool in question ("reserve"); only
+where they do not, they go too ("timeshare"). Idle ones that have a backup sleep wherever that is
+cheaper than what a pool's going costs.
 """
 
 from __future__ import annotations
