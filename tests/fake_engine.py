@@ -1,17 +1,20 @@
 """An engine without arithmetic, for tests of the worker's core.
 
-Its next token is a hash of what is in the slot's cache, so an answer is right only if the cache
+It may be used by several threads, as the core's lanes do, and notices two in one pool. Its next
+token is a hash of what is in the slot's cache, so an answer is right only if the cache
 holds exactly the right tokens at the right positions. It counts bytes and time, and it refuses
 what llama.cpp would abort on.
 """
 
 from __future__ import annotations
 
+import functools
 import re
 import struct
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Concatenate, Literal, ParamSpec, TypeVar
 
 import numpy as np
 import xxhash
@@ -59,18 +62,21 @@ class FakeDevice:
     pinned_bytes: int = 0
     violations: list[str] = field(default_factory=list)
     now_ns: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def clock(self) -> int:
         return self.now_ns
 
     def spend(self, ms: float) -> None:
-        self.now_ns += int(ms * 1e6)
+        with self._lock:
+            self.now_ns += int(ms * 1e6)
 
     def allocate(self, size_bytes: int, what: str) -> None:
-        self.allocated_bytes += size_bytes
-        self.peak_bytes = max(self.peak_bytes, self.allocated_bytes)
-        if self.allocated_bytes > self.limit_bytes:
-            self.violations.append(f"{what}: {self.allocated_bytes} > {self.limit_bytes}")
+        with self._lock:
+            self.allocated_bytes += size_bytes
+            self.peak_bytes = max(self.peak_bytes, self.allocated_bytes)
+            if self.allocated_bytes > self.limit_bytes:
+                self.violations.append(f"{what}: {self.allocated_bytes} > {self.limit_bytes}")
 
     def check_free(
         self, size_bytes: int, error: Callable[..., ConductorError], reason: str
@@ -81,8 +87,9 @@ class FakeDevice:
             raise error(reason, f"{size_bytes} > {free}", retryable=True, need_bytes=size_bytes)
 
     def release(self, size_bytes: int) -> None:
-        assert self.allocated_bytes >= size_bytes
-        self.allocated_bytes -= size_bytes
+        with self._lock:
+            assert self.allocated_bytes >= size_bytes
+            self.allocated_bytes -= size_bytes
 
 
 @dataclass
@@ -213,8 +220,29 @@ class Faults:
     warm_up: Callable[[], None] = lambda: None
 
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def alone(method: Callable[Concatenate[FakePool, P], T]) -> Callable[Concatenate[FakePool, P], T]:
+    """One thread at a time: another that comes meanwhile is a bug."""
+
+    @functools.wraps(method)
+    def guarded(pool: FakePool, *args: P.args, **kwargs: P.kwargs) -> T:
+        if not pool.user.acquire(blocking=False):
+            pool.engine.device.violations.append(f"{method.__name__} beside another thread")
+            raise AssertionError(f"two threads in a pool of {pool.model.spec.model}")
+        try:
+            return method(pool, *args, **kwargs)
+        finally:
+            pool.user.release()
+
+    return guarded
+
+
 class FakePool:
     def __init__(self, model: FakeModel, shape: PoolShape) -> None:
+        self.user = threading.RLock()
         self.shape = shape
         self.model = model
         self.engine = model.engine
@@ -228,6 +256,7 @@ class FakePool:
         device.allocate(self.measured_bytes, f"pool of {model.spec.model}")
         device.spend(20)
 
+    @alone
     def warm_up(self) -> None:
         assert self.computes
         assert not any(cache.count for cache in self.caches)
@@ -235,6 +264,7 @@ class FakePool:
         self.engine.device.spend(5)
         self.model.take_scratch()
 
+    @alone
     def sleep(self) -> None:
         assert self.open
         assert self.sleepable
@@ -247,6 +277,7 @@ class FakePool:
         self.engine.device.release(self.measured_bytes)
         self.engine.device.spend(0.5)
 
+    @alone
     def wake(self) -> None:
         assert self.open
         assert self.asleep
@@ -261,6 +292,7 @@ class FakePool:
     def computes(self) -> bool:
         return self.open and not self.asleep and self.model.loaded and not self.model.asleep
 
+    @alone
     def decode(self, batch: Sequence[tuple[int, Tokens, int, bool]]) -> None:
         assert self.computes
         self.model.take_scratch()
@@ -291,27 +323,33 @@ class FakePool:
             if want:
                 self.logits[slot] = cache.digest()
 
+    @alone
     def sample(self, slot: int, sampler: Sampler) -> int:
         assert self.computes
         assert isinstance(sampler, FakeSampler)
         self.engine.faults.sample(slot)
         return sampler.choose(self.logits.pop(slot))
 
+    @alone
     def pos_min(self, slot: int) -> int:
         return self.caches[slot].pos_min
 
+    @alone
     def pos_max(self, slot: int) -> int:
         return self.caches[slot].count - 1
 
+    @alone
     def truncate(self, slot: int, keep: int) -> bool:
         assert self.open
         assert not self.asleep or keep == 0
         return self.caches[slot].cut(keep)
 
+    @alone
     def state_bytes(self, slot: int) -> int:
         cache = self.caches[slot]
         return len(cache.blob()) if cache.count else 0
 
+    @alone
     def get_state(self, slot: int, into: memoryview) -> int:
         assert self.open
         assert not self.asleep
@@ -321,6 +359,7 @@ class FakePool:
         self.engine.device.spend(2)
         return len(blob)
 
+    @alone
     def set_state(self, slot: int, blob: memoryview) -> None:
         assert self.open
         assert not self.asleep
@@ -332,6 +371,7 @@ class FakePool:
         cache.load(bytes(blob))
         self.engine.device.spend(2)
 
+    @alone
     def close(self) -> None:
         assert self.open
         self.open = False
