@@ -2,13 +2,17 @@
 
 It keeps transcripts as the broker does, from STARTED and RUN_TOKENS alone, and computes pool
 shapes by the ledger's rule.
+
+Lanes come in three kinds: ``inline``; ``lockstep``: threads, and every step ends when nothing is
+under way, so that a test sees what it would see inline; ``free``: threads that go their own way.
 """
 
 from __future__ import annotations
 
+import queue
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import msgspec
 import numpy as np
@@ -42,12 +46,16 @@ from vram_conductor.protocol.values import (
 )
 from vram_conductor.worker.core import Core
 from vram_conductor.worker.engine import Engine
+from vram_conductor.worker.lane import InlineLanes, Lanes, ThreadLanes
 from vram_conductor.worker.preparing import Preparer
 from vram_conductor.worker.store import Store
+from vram_conductor.worker.streams import Joining
 
 GREEDY = Sampling(temperature=0.0)
 MS = 1_000_000
 WORKER_EPOCH = 7
+PATIENCE_S = 20.0
+LanesKind = Literal["inline", "lockstep", "free"]
 
 
 def key(text: str) -> ConversationKey:
@@ -99,6 +107,8 @@ class AgentSpec:
 class Driver:
     """A core with a fake engine and a broker's view of it."""
 
+    lanes_kind: ClassVar[LanesKind] = "inline"
+
     def __init__(
         self,
         specs: Sequence[ModelSpec],
@@ -112,13 +122,22 @@ class Driver:
         real_engine: Engine | None = None,
         real_store: Store | None = None,
         preparer: Preparer | None = None,
+        lanes: LanesKind | None = None,
+        joining: Joining | None = None,
+        sleepable: bool = False,
     ) -> None:
+        """``sleepable``: the fake engine's models and pools can sleep."""
+        self.sleepable = sleepable
+        self.kind = lanes or self.lanes_kind
+        self.joining = joining
+        self.lanes: Lanes = InlineLanes()
+        self.woken: queue.SimpleQueue[None] = queue.SimpleQueue()
         self.real_engine, self.real_store = real_engine, real_store
         self.preparer = preparer
         self.specs = {spec.model: spec for spec in specs}
         self.device = FakeDevice(limit_bytes=budget_bytes - base_bytes)
         self.batch_tokens = batch_tokens
-        self.engine = FakeEngine(specs, self.device, batch_tokens)
+        self.engine = FakeEngine(specs, self.device, batch_tokens, sleepable=sleepable)
         self.store = store if store is not None else MemoryStore()
         self.base_bytes = base_bytes
         self.budget_bytes = budget_bytes
@@ -134,6 +153,10 @@ class Driver:
         self.welcome()
 
     def _new_core(self) -> Core:
+        self.lanes.close()
+        self.lanes = InlineLanes()
+        if self.kind != "inline":
+            self.lanes = ThreadLanes(lambda: self.woken.put(None))
         return Core(
             self.real_engine or self.engine,
             self.real_store or self.store,
@@ -145,6 +168,8 @@ class Driver:
             batch_tokens=self.batch_tokens,
             slice_ns=self.slice_ms * MS,
             preparer=self.preparer,
+            lanes=self.lanes,
+            joining=self.joining,
         )
 
     # --- commands -----------------------------------------------------------------------------
@@ -157,8 +182,17 @@ class Driver:
         if isinstance(command, Run):
             self.attempts[self._op] = Attempt(command, command.conversation)
         self.core.handle(command, raw, self.device.now_ns)
+        self._come_back()
         self.collect()
         return self._op
+
+    def answer(self, op: int) -> Any:
+        """The answer to a command, which may have to wait for what is under way."""
+        for _ in range(1000):
+            if op in self.answers:
+                return self.answers[op]
+            self.step()
+        raise AssertionError(f"no answer to {self.commands[op]}")
 
     def shape(self, model: str, kv_type: KVType) -> PoolShape | None:
         """The pool's shape by the ledger's rule."""
@@ -209,7 +243,7 @@ class Driver:
             pool_bytes=pool_bytes,
             budget_bytes=budget,
         )
-        answer: Loaded | Failed = self.answers[op]
+        answer: Loaded | Failed = self.answer(op)
         if isinstance(answer, Failed):
             del self.agents[name]
             if before:
@@ -223,7 +257,7 @@ class Driver:
         shape = self.shape(spec.model, spec.kv_type) if spec else None
         pool_bytes = self.sizes(spec.model, shape)[2] if spec and shape else 0
         op = self.send(Unload, agent=name, shape=shape, pool_bytes=pool_bytes)
-        assert isinstance(self.answers[op], WorkerOk)
+        assert isinstance(self.answer(op), WorkerOk)
         for conversation in [item for item in self.records if item.agent_key == name]:
             del self.records[conversation]
 
@@ -232,13 +266,13 @@ class Driver:
         self.budget_bytes = budget_bytes
         self.device.limit_bytes = max(self.device.allocated_bytes, budget_bytes - self.base_bytes)
         op = self.send(Budget, budget_bytes=budget_bytes)
-        assert isinstance(self.answers[op], WorkerOk)
+        assert isinstance(self.answer(op), WorkerOk)
         assert self.device.allocated_bytes <= max(0, budget_bytes - self.base_bytes)
         self.device.limit_bytes = budget_bytes - self.base_bytes
 
     def forget(self, conversation: str) -> None:
         op = self.send(Forget, conversation=key(conversation))
-        assert isinstance(self.answers[op], WorkerOk)
+        assert isinstance(self.answer(op), WorkerOk)
         self.records.pop(key(conversation), None)
 
     def run(self, conversation: str, *, full: bool = False, **fields: Any) -> int:
@@ -285,8 +319,11 @@ class Driver:
                 attempt.end = Failed(
                     broker_epoch=0, op=0, worker_epoch=0, error=_LOST, job=attempt.run.job
                 )
-        self.device.allocated_bytes = 0
-        self.engine = FakeEngine(list(self.specs.values()), self.device, self.engine.batch_tokens)
+        self.device.allocated_bytes = self.device.pinned_bytes = self.store.lent_bytes = 0
+        specs = list(self.specs.values())
+        self.engine = FakeEngine(
+            specs, self.device, self.engine.batch_tokens, sleepable=self.sleepable
+        )
         self.core = self._new_core()
         for record in self.records.values():
             record.sent_version = None
@@ -300,11 +337,23 @@ class Driver:
     def step(self) -> bool:
         """One step of the core."""
         did = self.core.step(self.device.now_ns)
-        self.core.residency.validate()
+        did = self._come_back() or did
+        if not self.core.hauling:
+            self.core.residency.validate()
         self.collect()
         if not did:
             self.device.spend(1)
         return did
+
+    def _come_back(self) -> bool:
+        """Wait for what is under way: all of it, or for anything. Whether there was anything."""
+        if not self.core.progress()[1]:
+            return False
+        if self.kind == "lockstep":
+            self.core.settle()
+        elif self.kind == "free":
+            self.woken.get(timeout=PATIENCE_S)
+        return True
 
     def finish(self, *ops: int, steps: int = 20_000) -> list[Attempt]:
         """Step until these jobs (or all) have ended."""

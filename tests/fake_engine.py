@@ -228,7 +228,7 @@ def alone(method: Callable[Concatenate[FakePool, P], T]) -> Callable[Concatenate
     """One thread at a time: another that comes meanwhile is a bug."""
 
     @functools.wraps(method)
-    def guarded(pool: FakePool, *args: P.args, **kwargs: P.kwargs) -> T:
+    def guarded(pool: FakePool, /, *args: P.args, **kwargs: P.kwargs) -> T:
         if not pool.user.acquire(blocking=False):
             pool.engine.device.violations.append(f"{method.__name__} beside another thread")
             raise AssertionError(f"two threads in a pool of {pool.model.spec.model}")

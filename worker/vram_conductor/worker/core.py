@@ -181,6 +181,10 @@ class Core:
         times += [joined_ns] if joined_ns is not None else []
         return min(times, default=None)
 
+    def settle(self) -> None:
+        """Wait until nothing is under way."""
+        self._traffic.quiesce()
+
     # --- commands -----------------------------------------------------------------------------
 
     def welcome(self, message: WorkerWelcome, now_ns: int) -> None:
