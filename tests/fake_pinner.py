@@ -90,6 +90,9 @@ class FakePinner:
             self._check(address)
             del self.ranges[address], self._backing[address]
 
+    def close(self) -> None:
+        assert not self.ranges, "closed while memory is pinned"
+
     def check(self) -> None:
         """Nothing that is pinned has a hole or was unmapped, and no rule was broken before."""
         with self._lock:

@@ -57,6 +57,8 @@ class DeviceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         admission_percent: share of the capacity that may be promised.
         mode: ``reserve`` or ``timeshare``.
         host_cap: bytes of shared memory for parked states.
+        pinned_cap: cuda: bytes of it that may be page-locked, for faster copies; 0: none. None:
+            all of it.
         threads: CPU threads for compute; 0 means all cores.
         n_ubatch: micro-batch in tokens; 0 means 512 on cuda, 64 on cpu.
         sleep: cuda: ``auto``: models that have to make room keep their addresses and sleep,
@@ -70,6 +72,7 @@ class DeviceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     admission_percent: int = 100
     mode: LedgerMode = "reserve"
     host_cap: str | int = "4 GiB"
+    pinned_cap: str | int | None = None
     threads: int = 0
     n_ubatch: int = 0
     sleep: SleepMode = "auto"

@@ -44,6 +44,8 @@ from vram_conductor.worker.llama.options import EngineOptions
 from vram_conductor.worker.loop import EngineLoop, Identity, Inbox, Sampler, Wake
 from vram_conductor.worker.memory import CpuSampler
 from vram_conductor.worker.options import Options, parse
+from vram_conductor.worker.pin_cuda import CudaPinner
+from vram_conductor.worker.pinning import Pinning
 from vram_conductor.worker.preparer import ThreadPreparer
 from vram_conductor.worker.resolver import Resolver
 from vram_conductor.worker.stops import stop_signals, watch_supervisor
@@ -104,6 +106,7 @@ def build(options: Options, inbox: Inbox, stack: ExitStack) -> EngineLoop:
     engine_options = engine_options_for(options, sampler)
     engine = open_engine(engine_options)
     stack.callback(engine.close)
+    start_pinning(options, store.pinning)
     identity = Identity(
         worker_epoch=time.time_ns(),
         version=VERSION,
@@ -223,9 +226,22 @@ def open_store(options: Options, stack: ExitStack) -> KVStore:
             folder.path,
             total,
         )
-    store = KVStore(folder, min(wanted, total))
+    pinned_cap = device.pinned_cap if device.kind == "cuda" else 0
+    pinning = Pinning(total if pinned_cap is None else parse_bytes(pinned_cap))
+    stack.callback(pinning.close)
+    store = KVStore(folder, min(wanted, total), pinning=pinning)
     stack.callback(store.close)
     return store
+
+
+def start_pinning(options: Options, pinning: Pinning) -> None:
+    """Pin parked states, now that the device is in use; without it, copies are slower."""
+    if options.device.kind != "cuda" or not pinning.figures().cap_bytes:
+        return
+    try:
+        pinning.use(CudaPinner())
+    except ConductorError as error:
+        pinning.give_up(error.info.message)
 
 
 def engine_options_for(options: Options, sampler: CpuSampler | NvmlSampler) -> EngineOptions:

@@ -147,7 +147,6 @@ class CudaPinner:
             self._cuda.call("cuMemFree_v2", target)
 
     def close(self) -> None:
-        """Let go of the context; nothing may be pinned any more. Idempotent."""
         with self._closing:
             if not self._closed:
                 self._closed = True

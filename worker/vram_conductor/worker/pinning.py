@@ -44,6 +44,9 @@ class Pinner(Protocol):
     def unpin(self, address: int) -> None:
         """Undo the :meth:`pin` of exactly this address. Raises Internal ``unpin_failed``."""
 
+    def close(self) -> None:
+        """Let go of the device; nothing may be pinned any more. Idempotent."""
+
 
 class NullPinner:
     """A device that has no use for pinned memory."""
@@ -55,6 +58,9 @@ class NullPinner:
 
     def unpin(self, address: int) -> None:
         raise AssertionError("pinning is switched off")
+
+    def close(self) -> None:
+        pass
 
 
 @dataclass(frozen=True)
@@ -138,3 +144,8 @@ class Pinning:
         self._pinner.unpin(address)
         with self._lock:
             self._pinned_bytes -= self._pinned.pop(address)
+
+    def close(self) -> None:
+        """Pin no more and let go of the device. Idempotent."""
+        self._active = False
+        self._pinner.close()
