@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from vram_conductor.client import bench_plot
+from vram_conductor.client.bench_pictures import PICTURES
+from vram_conductor.client.bench_report import BenchReport, Figure
+from vram_conductor.client.bench_setting import random_models
 from vram_conductor.client.cli import main
-
-pytestmark = pytest.mark.real
+from vram_conductor.client.cli_bench import BENCHES
+from vram_conductor.protocol.errors import FailedPrecondition
 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """Three tiny random models, made by the product's own maker."""
-    from vram_conductor.client.bench_setting import random_models
-
-    found = random_models(["tiny-1", "tiny-2", "tiny-3"], tmp_path_factory.mktemp("models"))
+    found = random_models(["tiny-3", "tiny-1", "tiny-2"], tmp_path_factory.mktemp("models"))
+    assert [model.name for model in found] == ["tiny-1", "tiny-2", "tiny-3"], "smallest first"
     return [model.path for model in found]
 
 
@@ -26,22 +30,139 @@ def bench(verb: str, models: list[str], folder: Path, *more: str) -> dict[str, A
     """Run a bench as a user does; what it wrote."""
     file = folder / f"{verb}.json"
     flags = ["--device", "cpu", "--threads", "1", "--rounds", "1", "--json", str(file)]
-    assert main(["bench", verb, *flags, *more, "--models", *models]) == 0
+    code = main(["bench", verb, *flags, *more, "--models", *models])
     value: dict[str, Any] = json.loads(file.read_text())
+    assert code == 0, value["failures"]
     assert value["bench"] == verb
     assert value["device"] == "cpu"
+    for figure in value["figures"]:
+        assert figure["wanted"] is None, "a cpu owes no figure of a GPU"
+        assert figure["reached"] is None
+    check_picture(value)
     return value
 
 
 def figures(value: dict[str, Any]) -> dict[str, Any]:
-    return {figure["key"]: figure for figure in value["figures"]}
+    return {figure["key"]: figure["value"] for figure in value["figures"]}
 
 
+class Canvas:
+    """Takes whatever is drawn on it, as matplotlib would."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        def draw(*arguments: Any, **options: Any) -> Any:
+            self.calls.append(name)
+            if name != "subplots":
+                return self
+            count = arguments[1] if len(arguments) > 1 else 1
+            return self, (self if count == 1 else [self] * count)
+
+        return draw
+
+
+def check_picture(value: dict[str, Any]) -> None:
+    """What was written is enough to draw the picture with."""
+    rows = [
+        Figure(**{key: item for key, item in row.items() if key != "reached"})
+        for row in value["figures"]
+    ]
+    report = BenchReport(value["bench"], value["device"], figures=rows, data=value["data"])
+    canvas = Canvas()
+    PICTURES[report.bench](canvas, report)
+    assert len(canvas.calls) > 5
+
+
+# --- whole benches ---
+
+
+@pytest.mark.real
 def test_parallel_counts_the_same_tokens_both_ways(models: list[str], tmp_path: Path) -> None:
     value = bench("parallel", models, tmp_path)
-    found = figures(value)
-    assert found["ratio"]["value"] > 0
-    assert found["ratio"]["wanted"] is None, "a cpu owes no gain"
-    assert len(value["data"]["timelines"]) == 2
+    assert figures(value)["ratio"] > 0
     for streams in value["data"]["timelines"]:
         assert [stream["tokens"][-1] for stream in streams] == [24, 24, 24]
+
+
+@pytest.mark.real
+@pytest.mark.slow
+def test_switch_really_switches(models: list[str], tmp_path: Path) -> None:
+    value = bench("switch", models, tmp_path)
+    found, data = figures(value), value["data"]
+    for agent in "ab":
+        pair = data["timeshare"][agent]
+        assert min(pair["switched_ms"] + pair["resident_ms"]) > 0
+        assert all(pair["swap_bytes"]), "the device was given to somebody else each time"
+        assert not pair["reprefilled"], "KV was put back, not computed again"
+        other = "b" if agent == "a" else "a"
+        assert any(f"/{other}/" in name for name in pair["evicted"][-1])
+    assert all(data["same_model"]["swap_bytes"])
+    assert found["park"] > 0
+    assert found["resume"] > 0
+    assert found["third_rate"] > 0
+    assert data["beside"]["switches"] > 0
+
+
+@pytest.mark.real
+def test_leak_ends_where_it_began(models: list[str], tmp_path: Path) -> None:
+    value = bench("leak", models, tmp_path)
+    assert {"switches", "unregistered"} <= figures(value).keys()
+    watch = value["data"]["watch"]
+    assert len(watch["s"]) == len(watch["bytes"]) > 5
+    assert watch["s"] == sorted(watch["s"])
+    assert min(watch["bytes"]) > 1 << 20, "a Python process has that"
+    assert value["data"]["levels"]["switches"] >= 2
+
+
+# --- asking for one ---
+
+
+def test_every_bench_has_a_picture() -> None:
+    assert PICTURES.keys() == BENCHES.keys()
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        (["--random", "13T"], "unknown_size"),
+        (["--models", "/no/such/file.gguf"], "no_such_model"),
+        (["--device", "tpu:0"], "no_such_device"),
+        (["--rounds", "-1"], "bad_value"),
+    ],
+)
+def test_a_wrong_flag_is_said_with_its_reason(
+    flags: list[str], reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", "parallel", *flags]) != 0
+    assert f"({reason})" in capsys.readouterr().err
+
+
+def test_one_model_is_too_few(models: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "switch", "--models", models[0]]) == 8
+    assert "too_few_models" in capsys.readouterr().err
+
+
+def test_without_matplotlib_it_is_said_before_anything_is_measured(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(FailedPrecondition) as caught:
+        bench_plot.load_pyplot()
+    assert "pip install" in caught.value.info.message
+    assert main(["bench", "parallel", "--plot", str(tmp_path / "x.png")]) == 1
+    assert "matplotlib_missing" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_picture_is_a_png_where_matplotlib_is_installed(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed (extra: plot)")
+    report = BenchReport("leak", "cuda:0", "a GPU")
+    report.data = {
+        "watch": {"s": [0, 1], "bytes": [1 << 30, 1 << 29], "marks": [{"s": 0.5, "what": "x"}]},
+        "cap_bytes": 1 << 30,
+        "foreign_bytes": 0,
+    }
+    bench_plot.plot(report, tmp_path / "leak.png")
+    assert (tmp_path / "leak.png").read_bytes().startswith(b"\x89PNG")

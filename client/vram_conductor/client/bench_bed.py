@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -14,7 +15,6 @@ from vram_conductor.client.bench_setting import Setting
 from vram_conductor.client.reply import Reply
 from vram_conductor.client.stage import Stage, StageDevice
 from vram_conductor.client.sync import Conductor
-from vram_conductor.protocol.errors import ConductorError
 from vram_conductor.protocol.status import AgentStatus, DeviceStatus
 from vram_conductor.protocol.values import LedgerMode, MoveRate, Usage
 
@@ -22,6 +22,8 @@ TURN_S = 300.0
 SETTLE_S = 2.0
 HOST_CAP_BYTES = {"cuda": 8 << 30, "cpu": 1 << 30}
 POLL_S = 0.005
+LOG_LINES = 40
+"""Of broker and worker, shown when something fails."""
 _IDS = range(1000, 2000)
 """Token ids that are text in every usual vocabulary."""
 
@@ -97,6 +99,10 @@ class Bed:
             threading.Event().wait(POLL_S)
         return 0
 
+    def pause(self, seconds: float) -> None:
+        """Let time pass; what the worker does meanwhile is not measured."""
+        threading.Event().wait(seconds)
+
     # --- doing --------------------------------------------------------------------------------
 
     def start(self, agent: str, tokens: Sequence[int], **options: Any) -> Reply:
@@ -137,9 +143,14 @@ def open_bed(
         threads=setting.threads,
     )
     stage = Stage([device], worker=f"model_dirs = {setting.folders!r}\n{worker}")
+    log: list[str] = []
     try:
         with stage, Conductor(stage.endpoint, client="bench") as conductor:
-            yield Bed(setting.device, stage, conductor)
-    except ConductorError:
-        stage.keep = True
+            try:
+                yield Bed(setting.device, stage, conductor)
+            finally:
+                log = stage.log.read_text(errors="replace").splitlines()
+    except Exception:
+        for line in log[-LOG_LINES:]:
+            sys.stderr.write(f"  | {line}\n")
         raise

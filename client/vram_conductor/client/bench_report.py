@@ -60,6 +60,7 @@ class BenchReport:
         figures: the table.
         data: series for pictures and for who wants to look closer.
         notes: what was left out, and why.
+        failures: parts that ended with an error; the others are as good as without them.
     """
 
     bench: str
@@ -69,6 +70,7 @@ class BenchReport:
     figures: list[Figure] = field(default_factory=list)
     data: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
 
     def add(self, figure: Figure) -> None:
         """One more row."""
@@ -99,6 +101,7 @@ class BenchReport:
                 for figure in self.figures
             ],
             "notes": self.notes,
+            "failures": self.failures,
             "data": self.data,
         }
 
@@ -108,9 +111,17 @@ class BenchReport:
         head = f"{self.bench} on {self.device}{name}"
         header = ["", "measured", "wanted", "", ""]
         rows = [figure.row() for figure in self.figures]
-        lines = table(header, rows, right=(1,), width=width, wrap=(0, 4)) if rows else ""
+        kept = [at for at in range(5) if at < 2 or any(row[at] for row in rows)]
+        lines = table(
+            [header[at] for at in kept],
+            [[row[at] for at in kept] for row in rows],
+            right=(1,),
+            width=width,
+            wrap=(0, kept.index(4)) if 4 in kept else (0,),
+        )
         notes = "\n".join(f"note: {note}" for note in self.notes)
-        return "\n".join(part for part in (head, lines, notes) if part)
+        failures = "\n".join(f"FAILED: {failure}" for failure in self.failures)
+        return "\n".join(part for part in (head, lines, notes, failures) if part)
 
 
 def number(value: float, unit: str) -> str:

@@ -52,10 +52,9 @@ class Stream:
         """Wait for the first piece; whether it came."""
         return self._first.wait(timeout_s) and bool(self.at_s)
 
-    @property
-    def over(self) -> bool:
-        """Whether it has ended."""
-        return not self._thread.is_alive()
+    def wait_over(self, timeout_s: float) -> None:
+        """Wait for its end, or for so long."""
+        self._thread.join(timeout_s)
 
     def cancel(self) -> None:
         """End it within a step."""

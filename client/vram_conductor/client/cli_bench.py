@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from vram_conductor.client import bench_parallel
+from vram_conductor.client import bench_leak, bench_parallel, bench_switch
 from vram_conductor.client.bench_plot import load_pyplot, plot
 from vram_conductor.client.bench_report import BenchReport
 from vram_conductor.client.bench_setting import (
@@ -30,6 +30,8 @@ from vram_conductor.protocol.errors import InvalidArgument
 Measure = Callable[[Setting, Callable[[str], None]], BenchReport]
 
 BENCHES: dict[str, tuple[Measure, str]] = {
+    "switch": (bench_switch.measure, "what giving the device to another agent costs"),
+    "leak": (bench_leak.measure, "what is in use after a thousand switches"),
     "parallel": (bench_parallel.measure, "several models at once over one after the other"),
 }
 
@@ -93,7 +95,7 @@ def _run(args: argparse.Namespace, output: Output) -> int:
         Path(args.json_file).write_bytes(data + b"\n")
     if args.plot:
         plot(report, Path(args.plot))
-    return 0
+    return 1 if report.failures else 0
 
 
 def _say(output: Output) -> Callable[[str], None]:

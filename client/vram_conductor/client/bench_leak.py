@@ -1,0 +1,162 @@
+"""``bench leak``: what is in use after many switches, after unregistering, and at the peak."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from vram_conductor.client.bench_bed import Bed, open_bed
+from vram_conductor.client.bench_report import BenchReport, Figure
+from vram_conductor.client.bench_setting import Setting
+from vram_conductor.client.bench_sizes import Role, register, survey
+from vram_conductor.client.bench_turns import fill, short_turn
+from vram_conductor.client.bench_watch import MemoryWatch
+from vram_conductor.protocol.status import DeviceStatus
+
+MIB = 1 << 20
+BACK_MIB = 4.0
+WARM_UP = 20
+REFILL_EVERY = 200
+N_CTX = {"cuda": 4096, "cpu": 1024}
+TOKENS = {"cuda": 640, "cpu": 64}
+SWITCHES_SHARE = 0.55
+"""Of the time; the random steps have the rest."""
+
+
+@dataclass(frozen=True)
+class Levels:
+    """Bytes in use at the points that are compared.
+
+    Attributes:
+        fresh: the worker has started.
+        empty_before, empty_after: nobody is registered, before and after the switches.
+        before, after: both agents are, the same one is on the device.
+    """
+
+    fresh: int
+    empty_before: int
+    before: int
+    after: int
+    empty_after: int
+    switches: int
+    seconds: float
+
+
+def measure(setting: Setting, say: Callable[[str], None]) -> BenchReport:
+    """Switches, then the way back to nothing.
+
+    Raises:
+        InvalidArgument: ``too_few_models``.
+        ConductorError: what the product failed with.
+    """
+    setting.need(2)
+    models = setting.models[-2:]
+    n_ctx = N_CTX[setting.kind]
+    cast = [Role("a", models[0], n_ctx), Role("b", models[1], n_ctx)]
+    report = BenchReport("leak", setting.device, setting=setting.plain())
+    say("sizes")
+    (sizes,) = survey(setting, [cast])
+    capacity = sizes.capacity([[model.name] for model in models])
+    with open_bed(setting, "timeshare", capacity) as bed:
+        status = bed.status()
+        report.device_name = status.name
+        assert status.worker is not None
+        with MemoryWatch(setting.device, status.worker.pid) as watch:
+            levels = _switches(setting, bed, watch, cast, say)
+    _level_rows(report, levels)
+    if setting.on_cuda:
+        _peak_row(report, watch, status)
+    report.data["watch"] = watch.plain()
+    report.data["cap_bytes"] = status.promised.cap_bytes
+    report.data["foreign_bytes"] = _foreign(status)
+    report.data["levels"] = dataclasses.asdict(levels)
+    if not setting.on_cuda:
+        report.notes.append(
+            "on a cpu the anonymous memory of the worker is watched, which the allocator keeps: "
+            "no figure is judged"
+        )
+    return report
+
+
+def _switches(
+    setting: Setting,
+    bed: Bed,
+    watch: MemoryWatch,
+    cast: list[Role],
+    say: Callable[[str], None],
+) -> Levels:
+    fresh = watch.now()
+    say("a first life, for what is made once")
+    register(bed, cast)
+    _alternate(bed, cast, WARM_UP if setting.on_cuda else 2)
+    _leave(bed, cast)
+    empty_before = watch.now()
+    register(bed, cast)
+    _refill(setting, bed, cast)
+    _alternate(bed, cast, WARM_UP if setting.on_cuda else 2)
+    before = watch.now()
+    wanted = setting.number(cuda=1000, cpu=10)
+    say(f"{wanted} switches")
+    watch.mark(f"{wanted} switches")
+    begin_s, limit_s = watch.at_s[-1], setting.left_s * SWITCHES_SHARE
+    done = 0
+    while done < wanted and (watch.at_s[-1] - begin_s < limit_s or done < 2):
+        if done and done % REFILL_EVERY == 0:
+            _refill(setting, bed, cast)
+        _alternate(bed, cast, 2)
+        done += 2
+    seconds = watch.at_s[-1] - begin_s
+    watch.mark("done")
+    after = watch.now()
+    _leave(bed, cast)
+    watch.mark("all unregistered")
+    return Levels(fresh, empty_before, before, after, watch.now(), done, seconds)
+
+
+def _leave(bed: Bed, cast: list[Role]) -> None:
+    for role in cast:
+        bed.conductor.unregister(role.agent)
+
+
+def _refill(setting: Setting, bed: Bed, cast: list[Role]) -> None:
+    for role in cast:
+        fill(bed, role.agent, TOKENS[setting.kind])
+
+
+def _alternate(bed: Bed, cast: list[Role], switches: int) -> None:
+    """An even number of them, so that the last agent has the device at the end."""
+    for index in range(switches):
+        short_turn(bed, cast[index % len(cast)].agent, index)
+
+
+def _foreign(status: DeviceStatus) -> int:
+    return status.memory.foreign_bytes if status.memory else 0
+
+
+def _level_rows(report: BenchReport, levels: Levels) -> None:
+    on_cuda = report.device.startswith("cuda")
+    rows = [
+        (
+            "switches",
+            f"in use after {levels.switches} switches, over before",
+            levels.after - levels.before,
+            f"{levels.switches / levels.seconds:.1f} switches/s" if levels.seconds else "",
+        ),
+        (
+            "unregistered",
+            "in use after unregistering all, over the same point before the switches",
+            levels.empty_after - levels.empty_before,
+            f"{(levels.empty_after - levels.fresh) / MIB:.1f} MiB over a fresh worker",
+        ),
+    ]
+    for key, what, n_bytes, note in rows:
+        wanted = BACK_MIB if on_cuda else None
+        report.add(Figure(key, what, n_bytes / MIB, "MiB", wanted, "<=", note))
+
+
+def _peak_row(report: BenchReport, watch: MemoryWatch, status: DeviceStatus) -> None:
+    cap, own = status.promised.cap_bytes, max(watch.used_bytes) - _foreign(status)
+    note = f"peak {own / MIB:.0f} MiB of a cap of {cap / MIB:.0f} MiB"
+    what = f"most ever in use, over the cap ({len(watch.used_bytes)} samples)"
+    report.add(Figure("peak", what, max(0, own - cap) / MIB, "MiB", 0.0, "<=", note))

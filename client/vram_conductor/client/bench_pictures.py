@@ -1,0 +1,122 @@
+"""What each bench's picture shows. ``pyplot`` is handed in: matplotlib may not be installed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from vram_conductor.client.bench_report import BenchReport, Figure
+
+GOOD, BAD, PLAIN, LIMIT, PALE = "#2f7d4f", "#b3392f", "#3b6ea5", "#444444", "#9db8d6"
+_ROOM = (0, 0.04, 1, 0.96)
+"""Of the page, for the plots; the rest is the title's and the caption's."""
+
+MIB = 1 << 20
+
+
+def parallel(pyplot: Any, report: BenchReport) -> None:
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4.2), width_ratios=[1, 1.6])
+    names, alone, both = (report.data[key] for key in ("models", "alone", "both"))
+    places = range(len(names))
+    left.bar([at - 0.2 for at in places], alone, 0.4, label="alone", color=PALE)
+    left.bar([at + 0.2 for at in places], both, 0.4, label="all at once", color=PLAIN)
+    left.set_xticks(list(places), names)
+    left.set_ylabel("tokens/s")
+    left.legend()
+    for index, streams in enumerate(report.data["timelines"]):
+        style = "-" if index else "--"
+        for at, stream in enumerate(streams):
+            what = f"{stream['agent']}, {'at once' if index else 'in turn'}"
+            right.plot(stream["ms"], stream["tokens"], style, color=f"C{at}", label=what)
+    right.set_xlabel("ms since the first job was sent")
+    right.set_ylabel("tokens")
+    right.legend(fontsize=7)
+    ratio = report.figure("ratio")
+    assert ratio is not None
+    figure.suptitle(f"several models in one process: {ratio.value:.2f} x their rate in turn")
+    figure.tight_layout(rect=_ROOM)
+
+
+def switch(pyplot: Any, report: BenchReport) -> None:
+    """Times to first token, shares of the reference rates, what a third agent notices."""
+    page, (times, shares, gaps) = pyplot.subplots(1, 3, figsize=(15, 5), width_ratios=[1.2, 1.3, 1])
+    _first_tokens(times, report)
+    _shares(shares, report)
+    beside = report.data.get("beside")
+    if beside and beside["piece_gaps_ms"]:
+        gaps.hist(beside["piece_gaps_ms"], bins=60, color=PLAIN)
+        gaps.set_yscale("log")
+        gaps.set_xlabel("ms between messages of a third agent")
+        gaps.set_title("while two others switch without pause", fontsize=9)
+        gaps.set_ylabel("messages")
+    page.suptitle("switching agents: " + report.data.get("mechanism", "no mechanism"))
+    page.tight_layout(rect=_ROOM)
+
+
+def _first_tokens(axes: Any, report: BenchReport) -> None:
+    rows = {f"to {agent}": pair for agent, pair in report.data.get("timeshare", {}).items()}
+    for key, name in (("prefetched", "KV\nprefetched"), ("same_model", "same\nmodel")):
+        if key in report.data:
+            rows[name] = report.data[key]
+    keys = {"to a": "switch_a", "to b": "switch_b", "KV\nprefetched": "prefetched"}
+    keys["same\nmodel"] = "same_model"
+    for at, (name, pair) in enumerate(rows.items()):
+        for side, color, shift in (("switched_ms", PLAIN, -0.12), ("resident_ms", PALE, 0.12)):
+            values = pair[side]
+            axes.plot([at + shift] * len(values), values, ".", color=color, alpha=0.6)
+        figure = report.figure(keys[name])
+        if figure is not None and figure.wanted is not None:
+            middle = sorted(pair["resident_ms"])[len(pair["resident_ms"]) // 2]
+            axes.hlines(middle + figure.wanted, at - 0.35, at + 0.35, color=LIMIT, linestyle="--")
+    axes.set_xticks(range(len(rows)), list(rows))
+    axes.set_ylim(bottom=0)
+    axes.set_ylabel("ms to first token")
+    axes.set_title("dark: switched, pale: resident, line: limit", fontsize=9)
+
+
+def _shares(axes: Any, report: BenchReport) -> None:
+    """Everything in per cent, with its limit."""
+    rows = [item for item in report.figures if item.unit == "%" and item.value is not None]
+    bars(axes, rows, "% (line: limit)")
+
+
+def bars(axes: Any, rows: Sequence[Figure], label: str) -> None:
+    """Horizontal bars, the first on top; green or red where something is wanted."""
+    colors = {True: GOOD, False: BAD, None: PLAIN}
+    for at, row in enumerate(rows):
+        axes.barh(at, row.value, color=colors[row.reached], height=0.6)
+        if row.wanted is not None:
+            axes.vlines(row.wanted, at - 0.4, at + 0.4, color=LIMIT, linestyle="--")
+        axes.text(0, at, f" {row.value:.3g}", va="center", fontsize=8, color="white")
+    axes.set_yticks(range(len(rows)), [row.key for row in rows])
+    axes.invert_yaxis()
+    axes.set_xlabel(label)
+
+
+def leak(pyplot: Any, report: BenchReport) -> None:
+    """Memory in use over time, against the cap."""
+    page, axes = pyplot.subplots(figsize=(12, 5))
+    for name in ("watch", "walk"):
+        watch = report.data.get(name)
+        if not watch:
+            continue
+        axes.plot(watch["s"], [used / MIB for used in watch["bytes"]], linewidth=0.8, label=name)
+        for mark in watch["marks"]:
+            axes.axvline(mark["s"], color=LIMIT, linewidth=0.6, linestyle=":")
+            axes.text(mark["s"], 0.02, f" {mark['what']}", transform=axes.get_xaxis_transform())
+    if report.device.startswith("cuda"):
+        limit = (report.data["cap_bytes"] + report.data["foreign_bytes"]) / MIB
+        axes.axhline(limit, color=BAD, linestyle="--", label="cap (and what others use)")
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("s")
+    axes.set_ylabel("MiB in use")
+    axes.legend()
+    page.suptitle("memory in use over many switches")
+    page.tight_layout(rect=_ROOM)
+
+
+PICTURES: dict[str, Callable[[Any, BenchReport], None]] = {
+    "leak": leak,
+    "parallel": parallel,
+    "switch": switch,
+}

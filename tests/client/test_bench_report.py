@@ -1,0 +1,122 @@
+"""Figures, percentiles, token times, differences of move rates: the arithmetic of the benches."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vram_conductor.client.bench_report import BenchReport, Figure, number, percentile
+from vram_conductor.client.bench_sizes import ModelSizes, Sizes
+from vram_conductor.client.bench_stream import Stream
+from vram_conductor.client.bench_turns import between, gb_s
+from vram_conductor.protocol.values import MoveRate
+
+
+@pytest.mark.parametrize(
+    ("value", "wanted", "relation", "reached"),
+    [
+        (5.0, 5.0, "<=", True),
+        (5.1, 5.0, "<=", False),
+        (2.0, 2.0, ">=", True),
+        (1.9, 2.0, ">=", False),
+        (None, 2.0, ">=", None),
+        (7.0, None, "<=", None),
+    ],
+)
+def test_a_figure_knows_whether_it_is_as_wanted(
+    value: float | None, wanted: float | None, relation: str, reached: bool | None
+) -> None:
+    figure = Figure("key", "what", value, "ms", wanted, relation)  # type: ignore[arg-type]
+    assert figure.reached is reached
+    assert ("MISSED" in figure.row()) == (reached is False)
+
+
+def test_a_report_says_the_same_to_people_and_programs() -> None:
+    report = BenchReport("switch", "cpu", figures=[Figure("a", "took", 1234.5, "ms", 2000)])
+    report.notes.append("a note")
+    report.failures.append("a part: why")
+    text, value = report.text(80), report.json()
+    for part in ("took", "1,234 ms", "<= 2,000 ms", "reached", "note: a note", "a part: why"):
+        assert part in text
+    assert value["figures"][0]["reached"] is True
+    assert value["failures"] == ["a part: why"]
+    assert max(map(len, text.splitlines())) <= 80
+    report.add(Figure("b", "many words " * 20, None, note="and as many again " * 20))
+    assert max(map(len, report.text(80).splitlines())) <= 80
+    assert BenchReport("empty", "cpu").text(80)
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=1), st.floats(0.01, 1))
+def test_a_percentile_is_the_least_value_that_enough_do_not_exceed(
+    values: list[float], share: float
+) -> None:
+    found = percentile(values, share)
+    assert found in values
+    assert sum(value <= found for value in values) >= share * len(values) - 1e-6
+    assert sum(value < found for value in values) < share * len(values)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0.1234, "0.12 x"), (12.34, "12.3 x"), (1234.5, "1,234 x"), (3, "3 x")]
+)
+def test_numbers_are_short(value: float, text: str) -> None:
+    assert number(value, "x") == text
+
+
+def stream(pieces: list[tuple[float, int]]) -> Stream:
+    """A stream whose pieces came after so many ms with so many tokens."""
+    found = Stream.__new__(Stream)
+    found.at_s, found.counts, found._first = [0.0], [1], threading.Event()
+    for gap_ms, count in pieces:
+        found.at_s.append(found.at_s[-1] + gap_ms / 1000)
+        found.counts.append(found.counts[-1] + count)
+    return found
+
+
+@given(st.lists(st.tuples(st.floats(0.1, 1000), st.integers(1, 8)), min_size=1))
+def test_token_times_add_up_and_never_hide_a_late_one(pieces: list[tuple[float, int]]) -> None:
+    found = stream(pieces)
+    gaps = found.token_gaps_ms()
+    assert len(gaps) == sum(count for _, count in pieces)
+    assert sum(gaps) == pytest.approx(sum(gap for gap, _ in pieces), rel=1e-6)
+    assert min(gaps) >= 0
+    # Spread evenly, a message of eight would look eight times better than its worst token.
+    even = [gap / count for gap, count in pieces for _ in range(count)]
+    assert max(gaps) >= max(even) - 1e-9
+    assert found.tokens_per_s() == pytest.approx(len(gaps) / (sum(gaps) / 1000), rel=1e-6)
+
+
+def test_a_window_of_a_stream_counts_only_what_is_inside() -> None:
+    found = stream([(10, 1), (10, 1), (100, 4), (10, 1)])
+    assert found.tokens_per_s(0.0, 0.0201) == pytest.approx(100)
+    assert found.piece_gaps_ms(0.019, 1.0) == pytest.approx([100, 10])
+    assert found.p95_ms() > 50
+    assert stream([]).tokens_per_s() == 0
+
+
+def test_what_moved_between_two_readings() -> None:
+    before = {"state_in": MoveRate(count=2, bytes=100, ms=2.0)}
+    after = {
+        "state_in": MoveRate(count=3, bytes=2_000_100, ms=3.0, last_bytes=2_000_000, last_ms=1.0),
+        "wake_pool": MoveRate(count=1, bytes=5, ms=0.0),
+    }
+    found = between(before, after)
+    assert (found["state_in"].count, found["state_in"].bytes) == (1, 2_000_000)
+    assert gb_s(found["state_in"]) == pytest.approx(2.0)
+    assert gb_s(found["wake_pool"]) is None
+    assert gb_s(None) is None
+    assert between(after, after) == {}
+
+
+def test_a_capacity_holds_each_set_and_no_model_more() -> None:
+    model = ModelSizes(weights=600 << 20, pool=400 << 20, scratch=10 << 20, state=1)
+    small = ModelSizes(weights=200 << 20, pool=100 << 20, scratch=5 << 20, state=1)
+    sizes = Sizes(base=500 << 20, foreign=7 << 20, models={"big": model, "small": small})
+    fixed = (500 + 7 + 10 + 5) << 20
+    one = sizes.capacity([["big"], ["small"]])
+    assert fixed + model.movable <= one < fixed + model.movable + small.movable
+    both = sizes.capacity([["big", "small"], ["big"]])
+    assert both >= fixed + model.movable + small.movable

@@ -1,0 +1,103 @@
+"""Random-weight models: of the size that they claim, and llama.cpp serves them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import gguf
+import pytest
+
+from vram_conductor.protocol.errors import FailedPrecondition, InvalidArgument
+from vram_conductor.worker.bench import random_models
+from vram_conductor.worker.bench.random_models import END_TOKEN, make_random
+from vram_conductor.worker.bench.random_shapes import BLOCK_VALUES, HEAD_DIM, SHAPES, find_shape
+from vram_conductor.worker.bench.rates import copy_rates
+
+TINY = [name for name in SHAPES if name.startswith("tiny")]
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_shape_is_one_that_llama_cpp_takes(name: str) -> None:
+    shape = find_shape(name)
+    assert shape.n_embd % HEAD_DIM == 0
+    assert shape.n_head % shape.n_head_kv == 0
+    assert {columns % BLOCK_VALUES for _, _, columns in shape.matrices()} == {0}
+    assert shape.n_vocab > END_TOKEN
+
+
+@pytest.mark.parametrize("name", [name for name in SHAPES if name.endswith("B")])
+def test_a_name_says_how_many_parameters(name: str) -> None:
+    claimed = float(name.removesuffix("B")) * 1e9
+    assert find_shape(name).parameters == pytest.approx(claimed, rel=0.1)
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_what_is_written_is_the_shape(name: str, tmp_path: Path) -> None:
+    path, shape = make_random(name, tmp_path), find_shape(name)
+    reader = gguf.GGUFReader(path)
+    found = {tensor.name: tensor for tensor in reader.tensors}
+    assert found.keys() == {row[0] for row in [*shape.matrices(), *shape.vectors()]}
+    for tensor, rows, columns in shape.matrices():
+        assert found[tensor].tensor_type == gguf.GGMLQuantizationType.Q4_0
+        assert [int(n) for n in found[tensor].shape] == [columns, rows]
+    values = gguf.quants.dequantize(
+        found["token_embd.weight"].data, found["token_embd.weight"].tensor_type
+    )
+    assert abs(values[END_TOKEN]).max() == 0, "greedy decoding never ends"
+    assert 1 < values.std() * shape.n_embd**0.5 < 12
+
+
+def test_a_model_is_made_once(tmp_path: Path) -> None:
+    first = make_random("tiny-1", tmp_path)
+    before = first.stat().st_mtime_ns
+    assert make_random("tiny-1", tmp_path) == first
+    assert first.stat().st_mtime_ns == before
+    assert list(tmp_path.iterdir()) == [first], "no half of it is left"
+
+
+def test_an_unknown_size_names_the_known_ones() -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        find_shape("13T")
+    assert caught.value.info.details["sizes"] == list(SHAPES)
+
+
+def test_without_gguf_it_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    with pytest.raises(FailedPrecondition, match="pip install") as caught:
+        random_models.make_random("tiny-1", tmp_path)
+    assert caught.value.reason == "gguf_missing"
+
+
+def test_copies_in_memory_are_measured() -> None:
+    rates = copy_rates("cpu", 1 << 22, 3)
+    assert rates["kind"] == "memcpy"
+    assert 0 < rates["h2d_gb_s"] < 10_000
+
+
+def test_the_command_prints_json_also_of_errors(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "vram_conductor.worker.bench"]
+    models = [*command, "models", "--folder", str(tmp_path), "tiny-2"]
+    (row,) = json.loads(subprocess.run(models, capture_output=True, check=True).stdout)
+    assert Path(row["path"]).stat().st_size == row["bytes"]
+    bad = subprocess.run([*models[:-1], "13T"], capture_output=True)
+    assert bad.returncode == 1
+    assert json.loads(bad.stdout)["error"]["reason"] == "unknown_size"
+
+
+def test_the_watcher_ends_with_its_input() -> None:
+    command = [sys.executable, "-m", "vram_conductor.worker.bench", "memory", "--period-ms", "5"]
+    process = subprocess.Popen(
+        [*command, "--pid", "1"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdin is not None
+    lines = [json.loads(process.stdout.readline()) for _ in range(3)]
+    assert [line["ms"] for line in lines] == sorted(line["ms"] for line in lines)
+    process.stdin.close()
+    assert process.wait(30) == 0
+    process.stdout.close()
