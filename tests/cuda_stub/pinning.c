@@ -97,7 +97,7 @@ static R copy(void *to, const void *from, const void *main_memory, size_t bytes)
     int touched = 0;
     for (int i = 0; i < SLOTS; i++) {
         uintptr_t low = ranges[i].at, high = low + ranges[i].bytes;
-        if (low < end && start < high) {
+        if (ranges[i].bytes && low < end && start < high) {
             inside += (high < end ? high : end) - (low > start ? low : start);
             touched++;
         }

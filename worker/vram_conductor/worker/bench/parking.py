@@ -1,4 +1,4 @@
-"""What parking and resuming one conversation takes: ``python -m vram_conductor.worker.bench.parking``.
+"""What parking and resuming one conversation takes (``python -m …worker.bench.parking MODEL``).
 
 As in the product: a pool's sequence goes into the arena's own memory and comes back from there.
 Medians in milliseconds, GB/s are 1e9 bytes per second. On cuda the first park of a half goes to
@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -22,7 +23,7 @@ import numpy as np
 from vram_conductor.protocol.errors import Internal
 from vram_conductor.protocol.values import ConversationKey, PoolShape
 from vram_conductor.worker.arena_dir import ArenaDir
-from vram_conductor.worker.engine import Model, Pool, Tokens
+from vram_conductor.worker.engine import Tokens
 from vram_conductor.worker.kvstore import KVStore
 from vram_conductor.worker.llama import open_engine
 from vram_conductor.worker.llama.options import EngineOptions
@@ -55,10 +56,10 @@ class Bed:
         stack.callback(engine.close)
         self.pinning = Pinning(1 << 40, CudaPinner(options.device_index)) if cuda else Pinning()
         stack.callback(self.pinning.close)
-        self.model: Model = engine.load(str(model_path), "bench")
+        self.model = engine.load(str(model_path), "bench")
         stack.callback(self.model.close)
         self.tokens, cells = self._size(state_bytes, options.batch_tokens)
-        self.pool: Pool = self.model.open_pool(PoolShape(cells, 2))
+        self.pool = self.model.open_pool(PoolShape(cells, 2))
         stack.callback(self.pool.close)
         self._batch_tokens = options.batch_tokens
         shared = SHARED_MEMORY if SHARED_MEMORY.is_dir() else None
@@ -68,7 +69,7 @@ class Bed:
 
     def _size(self, state_bytes: int, batch_tokens: int) -> tuple[int, int]:
         """Tokens whose state has about that many bytes, and cells for twice as many."""
-        probe: Pool = self.model.open_pool(PoolShape(256, 1))
+        probe = self.model.open_pool(PoolShape(256, 1))
         try:
             probe.decode([(0, random_ids(min(64, batch_tokens)), 0, True)])
             per_token = max(1, probe.state_bytes(0) // min(64, batch_tokens))
@@ -216,7 +217,8 @@ def main() -> None:
     parser.add_argument("--bytes", type=int, default=STATE_BYTES)
     parser.add_argument("--repeats", type=int, default=REPEATS)
     args = parser.parse_args()
-    print(json.dumps(measure(args.model, args.device, args.bytes, args.repeats)))
+    found = measure(args.model, args.device, args.bytes, args.repeats)
+    sys.stdout.write(json.dumps(found) + "\n")
 
 
 if __name__ == "__main__":
