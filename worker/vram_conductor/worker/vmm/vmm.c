@@ -28,7 +28,9 @@
 
 #define API __attribute__((visibility("default")))
 #define ABI 1
+#ifndef CHUNK
 #define CHUNK ((size_t)64 << 20) /* pinning holds the driver's locks: in pieces others get a turn */
+#endif
 
 /* --- the driver interface (cuda.h), as far as it is used ------------------------------------- */
 

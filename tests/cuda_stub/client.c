@@ -1,0 +1,8 @@
+/* Who uses libcudart as llama.cpp does: linked, with a versioned name. */
+#include <stddef.h>
+
+int cudaMalloc(void **pointer, size_t bytes);
+int cudaFree(void *pointer);
+
+int client_malloc(void **pointer, size_t bytes) { return cudaMalloc(pointer, bytes); }
+int client_free(void *pointer) { return cudaFree(pointer); }
