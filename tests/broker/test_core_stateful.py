@@ -33,7 +33,7 @@ DEVICES = ("cpu:0", "cpu:1")
 TOTAL = 260 * MIB
 NOT_OF_THE_JOB = {"unknown_rid", "rid_reused", "resume_out_of_range", "no_session"}
 STALE = "STALE"
-HOLDABLE = {c.Load, c.Estimate, c.Unload}
+HOLDABLE = {c.Load, c.Estimate, c.Unload, c.Budget}
 
 
 class Choice:
@@ -115,6 +115,20 @@ class Machine:
     def cancel_register(self, pick: Choice) -> None:
         if self.others:
             pick.of(self.clients).send(m.Cancel(rid=pick.of(self.others[-3:])))
+
+    def lease(self, pick: Choice) -> None:
+        rid = self.bench.rid()
+        self.others.append(rid)
+        pick.of(self.clients).lease(
+            pick.of("xy"),
+            pick.of([80, 80, 200, 259, 260]) * MIB,
+            ttl_s=pick.of([5, 1, 60]),
+            device=pick.of([None, *DEVICES]),
+            park=pick.of([True, True, False]),
+            ephemeral=pick.of([False, False, True]),
+            release=pick.of([False, False, False, True]),
+            rid=rid,
+        )
 
     def decode(self, pick: Choice) -> None:
         message = m.Decode(
@@ -346,8 +360,12 @@ class Machine:
                     raise AssertionError("a version went back")
                 self.versions[conversation.key] = (agent, conversation.version, now)
         for device in self.state.devices.values():
-            totals = device.ledger.totals()
-            assert totals.promised_bytes <= totals.cap_bytes
+            ledger = device.ledger
+            if device.info is None:
+                continue  # its size is not known yet; leases of the journal are there already
+            parked = sum(x.bytes for x in ledger.leases() if x.park)
+            assert ledger.promised_bytes - parked <= ledger.cap_bytes
+            assert ledger.base_bytes + ledger.leases_bytes <= ledger.cap_bytes
 
     def journal_is_what_the_core_knows(self) -> None:
         restored = Restored()
@@ -364,6 +382,12 @@ class Machine:
                 else:
                     assert saved.version == conversation.version
                     assert saved.transcript == conversation.transcript
+        held = {
+            (key.principal, key.name): (tenure.size_bytes, tenure.ttl_s)
+            for key, tenure in self.state.leases.items()
+            if tenure.expires_ns is not None and not tenure.ephemeral
+        }
+        assert {key: (x.bytes, x.ttl_s) for key, x in restored.leases.items()} == held
 
     def finish_everything(self) -> None:
         for worker in self.workers.values():
@@ -374,17 +398,22 @@ class Machine:
         assert not len(self.state.queue)
         assert not len(self.bench.core._agents.registration)
         assert not len(self.bench.core._agents.lobby)
+        assert all(tenure.expires_ns for tenure in self.state.leases.values())
         for device in self.state.devices.values():
             kept = {a.key for a in self.state.registry if a.device == device.id}
             assert set(device.ledger.agents()) <= kept
 
     def restart_keeps_everything(self) -> None:
         late = self.bench.restart()
+        late.tick()
         for device in DEVICES:
             assert late.worker(device, epoch=10**6, total_bytes=TOTAL).welcome is not None
         old = {a.key for a in self.state.registry if not a.spec.ephemeral}
         new = {AgentKey(a.principal, a.agent) for a in late.core.report(late.now_ns).agents}
         assert new == old
+        kept = [x for x in self.state.leases.values() if not x.ephemeral]
+        leases = [x for device in late.core.report(late.now_ns).devices for x in device.leases]
+        assert {x.name for x in leases} == {x.key.name for x in kept}
         msgspec.msgpack.encode(late.core.report(late.now_ns))
 
 
@@ -396,6 +425,7 @@ WEIGHTS = {
     "answer": 4,
     "answer_all": 2,
     "register": 3,
+    "lease": 2,
     "time": 2,
     "residency": 2,
     "hold_answers": 1,
