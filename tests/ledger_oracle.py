@@ -101,7 +101,11 @@ class Oracle:
         )
 
     def promised(self) -> int:
-        fixed = self.base + self.lease_bytes() + sum(x.value() for x in self.scratch.values())
+        fixed = (
+            self.base
+            + self.lease_bytes()
+            + sum(self.scratch[model].value() for model, _ in self.pools)
+        )
         pools = {pool: self.pool_bytes(pool) for pool in self.pools}
         if self.mode == "reserve":
             weights = sum(x.value() for x in self.weights.values())

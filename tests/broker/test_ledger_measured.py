@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from ledger_cases import MIB, NOW, agent, lines, make_claim, make_ledger, reserve
 
@@ -10,7 +12,7 @@ from vram_conductor.broker.ledger.claims import Measured
 from vram_conductor.broker.ledger.decisions import Admit, Committed, Deny, DenyCode
 from vram_conductor.broker.ledger.ledger import Ledger
 from vram_conductor.protocol.errors import AlreadyExists, FailedPrecondition, InvalidArgument
-from vram_conductor.protocol.values import PoolShape
+from vram_conductor.protocol.values import LedgerMode, PoolShape
 
 
 def test_claims_are_reconciled_with_what_was_measured() -> None:
@@ -20,7 +22,7 @@ def test_claims_are_reconciled_with_what_was_measured() -> None:
     measured = Measured(480 * MIB, 20 * MIB, 5 * MIB)
     done = ledger.commit(held, measured)
     assert done == Committed(agent("embedder"), 505 * MIB, unmeasured=False)
-    assert lines(ledger) == {"weights:m": 480, "scratch:m": 5, "pool:m@f16": 20}
+    assert lines(ledger) == {"weights:m": 480, "scratch:m@f16": 5, "pool:m@f16": 20}
     # A second agent of the same model and shape is counted by the measurement.
     again = ledger.decide(make_claim(ledger, "b", weights=500, pool=400), NOW)
     assert again == Admit("cpu", 0, 495 * MIB, shares_weights=True)
@@ -179,3 +181,32 @@ def test_a_measurement_is_not_corrected_by_one_around_it() -> None:
     ledger.commit(held, Measured(pool_bytes=45 * MIB))
     ledger.release(agent("b"))
     assert lines(ledger)["pool:m@f16"] == 60
+
+
+@pytest.mark.parametrize("mode", ["reserve", "timeshare"])
+def test_every_pool_of_a_model_is_a_context_with_scratch_of_its_own(mode: LedgerMode) -> None:
+    """Pools take turns; what a context takes beyond its buffers stays while it waits."""
+    ledger = make_ledger(1000, mode)
+    first = replace(make_claim(ledger, "a", pool=100), scratch_bytes=12 * MIB)
+    ledger.commit(reserve(ledger, first))
+    assert ledger.promised_bytes == (200 + 100 + 12) * MIB
+    second = replace(make_claim(ledger, "b", kv_type="q8_0", pool=60), scratch_bytes=12 * MIB)
+    assert ledger.decide(second, NOW) == Admit("cpu", 12 * MIB, 676 * MIB, shares_weights=True)
+    ledger.commit(reserve(ledger, second))
+    assert ledger.promised_bytes == (200 + 100 + 24) * MIB
+    found = {key: size for key, size in lines(ledger).items() if key.startswith("scratch")}
+    assert found == {"scratch:m@f16": 12, "scratch:m@q8_0": 12}
+    assert ledger.measured("m", Measured(scratch_bytes=14 * MIB)) is None
+    assert ledger.promised_bytes == (200 + 100 + 28) * MIB
+    ledger.release(agent("a"))
+    assert ledger.promised_bytes == (200 + 60 + 14) * MIB
+    assert set(lines(ledger)) == {"weights:m", "scratch:m@q8_0", "pool:m@q8_0"}
+
+
+def test_scratch_counts_before_anything_is_loaded() -> None:
+    ledger = make_ledger(310)
+    claim = make_claim(ledger, "a", weights=200, pool=100)
+    assert isinstance(ledger.decide(claim, NOW), Admit)
+    denied = ledger.decide(replace(claim, scratch_bytes=11 * MIB), NOW)
+    assert isinstance(denied, Deny)
+    assert (denied.code, denied.short_by_bytes) == (DenyCode.CAP, 1 * MIB)

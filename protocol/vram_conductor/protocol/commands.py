@@ -114,7 +114,7 @@ class Load(Command, frozen=True, kw_only=True, tag="LOAD"):
     """An admitted agent: load its weights and pool as far as the budget allows.
 
     ``shape`` is the pool's shape with this agent in it; ``model`` is ModelInfo.model.
-    ``path`` is ModelInfo.path. ``budget_bytes`` as in BUDGET.
+    ``path`` is ModelInfo.path. ``budget_bytes`` as in BUDGET. The sizes are estimates.
     """
 
     agent: AgentKey
@@ -126,6 +126,7 @@ class Load(Command, frozen=True, kw_only=True, tag="LOAD"):
     weights_bytes: int
     pool_bytes: int
     budget_bytes: int
+    scratch_bytes: int = 0
 
 
 class Unload(Command, frozen=True, kw_only=True, tag="UNLOAD"):

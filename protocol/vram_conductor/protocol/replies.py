@@ -77,6 +77,7 @@ class Estimated(Reply, frozen=True, kw_only=True, tag="ESTIMATED"):
         weights_bytes, pool_bytes: on the device; the pool is KV + compute (+ recurrent).
         kv_bytes, compute_bytes, recurrent_bytes: the pool's parts.
         state_bytes: largest size of one sequence's parked state at ``n_ctx``.
+        scratch_bytes: what a live context of the pool takes beyond its buffers.
         fit_cells: answer to ``fit_bytes``; 0 if not even the smallest pool fits.
         cached: the estimate came from the cache.
         ms: how long it took.
@@ -93,6 +94,7 @@ class Estimated(Reply, frozen=True, kw_only=True, tag="ESTIMATED"):
     fit_cells: int | None = None
     cached: bool = False
     ms: float = 0.0
+    scratch_bytes: int = 0
 
 
 class Loaded(Reply, frozen=True, kw_only=True, tag="LOADED"):
@@ -156,9 +158,9 @@ class Place(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class Residency(Base, frozen=True, kw_only=True, tag="RESIDENCY"):
     """What is really on the device; sent when it changes and on a timer.
 
-    ``lines`` hold the same keys as the ledger (``base``, ``weights:…``, ``pool:…``,
-    ``scratch:…``); ``host_lines`` the arenas (``parked:<conversation>``). ``rates``: what moves
-    of each kind took, see ``status.DeviceStatus``.
+    ``lines`` hold the same keys as the ledger (``base``, ``weights:…``, ``pool:…``, and one
+    ``scratch:…`` per live context); ``host_lines`` the arenas (``parked:<conversation>``).
+    ``rates``: what moves of each kind took, see ``status.DeviceStatus``.
     """
 
     broker_epoch: int

@@ -111,6 +111,8 @@ class Agents:
             residency.weights[command.model] = weights
         elif not weights.measured:
             weights.bytes = command.weights_bytes
+        # Never less than was told once: the promise to the others counts on it.
+        weights.scratch_bytes = max(weights.scratch_bytes, command.scratch_bytes)
         weights.doomed = False
         weights.path = command.path
         key = pool_key(command.model, command.shape.kv_type)

@@ -114,6 +114,7 @@ class Estimating:
             recurrent_bytes=result.recurrent_bytes,
             state_bytes=parked_bytes(result.state_bytes),
             fit_cells=result.fit_cells,
+            scratch_bytes=result.scratch_bytes,
             cached=result.cached,
             ms=round((time.monotonic_ns() - begin_ns) / 1e6, 3),
         )

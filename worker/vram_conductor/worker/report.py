@@ -61,16 +61,16 @@ def _weights(residency: Residency) -> list[Line]:
 def _pools(residency: Residency) -> list[Line]:
     """Pools that are on the device, and what live contexts take beyond them, asleep or not."""
     lines: list[Line] = []
-    scratch: dict[str, int] = {}
+    scratch: list[Line] = []
     for key, pool in residency.pools.items():
         if pool.shape is None:
             continue
         if pool.awake:
             detail = f"{pool.shape.cells} cells, {pool.shape.slots} slots"
             lines.append(Line(f"pool:{key}", pool.open_bytes, detail=detail, shape=pool.shape))
-        model = pool.weights.model
-        scratch[model] = scratch.get(model, 0) + pool.weights.scratch_bytes
-    return lines + [Line(f"scratch:{model}", size) for model, size in scratch.items() if size]
+        if pool.weights.scratch_bytes:
+            scratch.append(Line(f"scratch:{key}", pool.weights.scratch_bytes))
+    return lines + scratch
 
 
 def _pinned(residency: Residency) -> list[Line]:

@@ -56,6 +56,7 @@ class Loading:
                 state_bytes=claim.state_bytes,
                 weights_bytes=device.ledger.weights_bytes(claim.model) or 0,
                 pool_bytes=pool.bytes,
+                scratch_bytes=claim.scratch_bytes,
                 budget_bytes=budget_bytes,
             ),
             on_reply=reply,

@@ -88,13 +88,14 @@ class Book:
     def _fixed_with(self, claim: Claim) -> tuple[int, int]:
         """(what does not take turns, the model's weights), with the claim held."""
         entry = self._models.get(claim.model)
-        weights, scratch = claim.weights_bytes, claim.scratch_bytes
+        weights, scratch, contexts = claim.weights_bytes, claim.scratch_bytes, 1
         fixed = self._scratch_bytes + (self._weights_bytes if self._mode == "reserve" else 0)
         if entry:
             weights = entry.weights.bytes_with(weights)
             scratch = entry.scratch.bytes_with(scratch)
+            contexts = len(entry.pools | {claim.pool})
             fixed -= entry.scratch_bytes + (entry.weights_bytes if self._mode == "reserve" else 0)
-        return fixed + scratch + (weights if self._mode == "reserve" else 0), weights
+        return fixed + scratch * contexts + (weights if self._mode == "reserve" else 0), weights
 
     def _keys(self, claim: Claim) -> set[str]:
         entry = self._models.get(claim.model)
@@ -150,6 +151,7 @@ class Book:
             entry.pools.discard(claim.pool)
             self._peaks.drop(claim.pool)
             self._pool_lines.pop(claim.pool)
+            self._scratch_lines.pop(claim.pool, None)
         self._refresh(entry)
 
     def remember(self, claim: Claim) -> None:
@@ -214,7 +216,9 @@ class Book:
         model = entry.model
         gone = not entry.agents
         weights = 0 if gone else entry.weights.bytes
-        scratch = 0 if gone else entry.scratch.bytes
+        # Each pool is a context of its own, and its scratch stays when the pool gives way.
+        each = entry.scratch.bytes
+        scratch = each * len(entry.pools)
         self._weights_bytes += weights - entry.weights_bytes
         self._scratch_bytes += scratch - entry.scratch_bytes
         entry.weights_bytes, entry.scratch_bytes = weights, scratch
@@ -222,12 +226,9 @@ class Book:
             pool = self._pools[key]
             self._peaks.put(key, pool.bytes + (weights if self._mode == "timeshare" else 0))
             self._pool_lines[key] = pool.line()
-        if gone or not scratch:
-            self._scratch_lines.pop(model, None)
-        else:
-            self._scratch_lines[model] = Line(
-                f"scratch:{model}", scratch, not entry.scratch.measured
-            )
+            self._scratch_lines[key] = Line(f"scratch:{key}", each, not entry.scratch.measured)
+            if not each:
+                del self._scratch_lines[key]
         if gone:
             del self._models[model], self._weights_lines[model]
         else:
@@ -256,7 +257,8 @@ class Book:
         """Recount the sums. Raises AssertionError: our bug."""
         models, pools = self._models.values(), self._pools.values()
         assert self._weights_bytes == sum(entry.weights.bytes for entry in models)
-        assert self._scratch_bytes == sum(entry.scratch.bytes for entry in models)
+        assert self._scratch_bytes == sum(e.scratch.bytes * len(e.pools) for e in models)
+        assert self._scratch_bytes == sum(line.bytes for line in self._scratch_lines.values())
         for entry in models:
             assert entry.agents == sum(self._pools[key].agents for key in entry.pools) > 0
         assert {p.key for p in pools} == {key for entry in models for key in entry.pools}

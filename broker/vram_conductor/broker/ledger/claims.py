@@ -73,7 +73,7 @@ class Claim:
         weights_bytes: the model's weights on the device.
         pool_bytes: the whole pool of ``shape`` on the device: KV + compute + recurrent.
         state_bytes: this agent's largest parked state, in host memory.
-        scratch_bytes: what a live context takes beyond its buffers, where it is known.
+        scratch_bytes: what a live context takes beyond its buffers, asleep or awake.
         label: free text for people, for example the file's name.
 
     Raises:
@@ -136,6 +136,7 @@ class Claim:
             weights_bytes=estimated.weights_bytes,
             pool_bytes=estimated.pool_bytes,
             state_bytes=estimated.state_bytes,
+            scratch_bytes=estimated.scratch_bytes,
             label=estimated.model.name,
         )
 

@@ -1,7 +1,7 @@
 """The ledger of one device: who was promised how many bytes. Pure.
 
     cap      = (total - reserved), at most the configured capacity, × admission_percent / 100
-    promised = base + Σ scratch:<model> + Σ lease:<name>
+    promised = base + Σ scratch:<model>@<kv_type> + Σ lease:<name>
              + reserve mode:   Σ weights:<model> + max over pools (pool:<model>@<kv_type>)
              + timeshare mode: max over pools (weights of its model + pool)
     admit ⇔ promised(after) + foreign <= cap, and the host ledger has room for the state

@@ -138,7 +138,7 @@ class Samples:
         if what == "weights":
             return ledger.measured(name, Measured(weights_bytes=line.bytes))
         if what == "scratch":
-            return ledger.measured(name, Measured(scratch_bytes=line.bytes))
+            return ledger.measured(name.rpartition("@")[0], Measured(scratch_bytes=line.bytes))
         if what == "pool" and line.shape is not None:
             model = name.rpartition("@")[0]
             return ledger.measured(model, Measured(pool_bytes=line.bytes), line.shape)
