@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import glob
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -62,11 +62,13 @@ class Suite:
         out: folder of the results.
         device: ``cuda:N``; ``cpu`` tries the script itself.
         minutes: for everything.
+        pictures: draw them; needs matplotlib.
     """
 
-    def __init__(self, out: Path, device: str, minutes: float) -> None:
+    def __init__(self, out: Path, device: str, minutes: float, *, pictures: bool = True) -> None:
         out.mkdir(parents=True, exist_ok=True)
-        self.out, self.device = out, device
+        self.out, self.device, self.pictures = out, device, pictures
+        self.grace_s = GRACE_S
         self.until = time.monotonic() + 60 * minutes
         self.scratch = Path(tempfile.mkdtemp(prefix="vmc-suite-"))
         self.log = (out / "log.txt").open("w")
@@ -131,7 +133,7 @@ class Suite:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, number)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(GRACE_S)
+                process.wait(self.grace_s)
                 return
 
     # --- steps --------------------------------------------------------------------------------
@@ -139,7 +141,7 @@ class Suite:
     def install(self) -> None:
         """Wheels, aside from whatever is installed; then the preload library."""
         if folder := os.environ.get("WHEELS"):
-            wheels = sorted(glob.glob(str(Path(folder) / "*.whl")))
+            wheels = sorted(map(str, Path(folder).glob("*.whl")))
             pip = [self.python, "-m", "pip", "install", "-q", "--no-index", "--no-deps"]
             pip += ["--no-compile", "--no-cache-dir", "--target", str(self.scratch / "site")]
             self.step("install", [*pip, *wheels], min(120.0, self.left_s))
@@ -172,7 +174,9 @@ class Suite:
         """One bench; it is told to be done a little earlier than it is made to."""
         file = self.scratch / f"{name}.json"
         command = [*self._conductor(), "bench", name, "--device", self.device]
-        command += ["--json", str(file), "--plot", str(self.out / f"{name}.png")]
+        command += ["--json", str(file)]
+        if self.pictures:
+            command += ["--plot", str(self.out / f"{name}.png")]
         command += ["--seconds", str(int(limit_s * 0.85))]
         self.step(name, command, limit_s)
         if file.exists():
@@ -186,6 +190,7 @@ class Suite:
         summary = self.summary()
         (self.out / "summary.md").write_text(summary)
         self.log.close()
+        shutil.rmtree(self.scratch, ignore_errors=True)
         print(summary)
         return 0 if all(outcome.verdict == "ok" for outcome in self.outcomes) else 1
 
@@ -201,6 +206,7 @@ class Suite:
             lines += ["| what | measured | wanted | | |", "| --- | --- | --- | --- | --- |"]
             lines += [_row(figure) for figure in report["figures"]]
             lines += ["", *(f"- {note}" for note in report["notes"])]
+            lines += [f"- **failed**: {failure}" for failure in report["failures"]]
         for outcome in self.outcomes:
             if outcome.verdict != "ok":
                 tail = outcome.lines[-TAIL_LINES:]
@@ -251,10 +257,11 @@ def main() -> int:
     parser.add_argument("--only", action="append", choices=list(STEPS), help="may be repeated")
     parser.add_argument("--minutes", type=float, default=MINUTES)
     parser.add_argument("--device", default="cuda:0")
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out", type=Path, help="default: $OUT, else build/gpu-suite")
+    parser.add_argument("--no-pictures", action="store_true", help="where there is no matplotlib")
     args = parser.parse_args()
     out = args.out or Path(os.environ.get("OUT") or ROOT / "build" / "gpu-suite")
-    suite = Suite(out, args.device, args.minutes)
+    suite = Suite(out, args.device, args.minutes, pictures=not args.no_pictures)
     suite.install()
     suite.run([name for name in STEPS if args.only is None or name in args.only])
     return suite.finish()

@@ -18,7 +18,8 @@ from vram_conductor.client.sync import Conductor
 from vram_conductor.protocol.status import AgentStatus, DeviceStatus
 from vram_conductor.protocol.values import LedgerMode, MoveRate, Usage
 
-TURN_S = 300.0
+TURN_S = 90.0
+"""No job of a bench takes longer, unless something hangs."""
 SETTLE_S = 2.0
 HOST_CAP_BYTES = {"cuda": 8 << 30, "cpu": 1 << 30}
 POLL_S = 0.005
@@ -108,6 +109,7 @@ class Bed:
     def start(self, agent: str, tokens: Sequence[int], **options: Any) -> Reply:
         """A greedy job that appends."""
         given = {"continue_": True, "temperature": 0, "return_ids": True, **options}
+        given.setdefault("timeout_ms", round(1000 * TURN_S))
         return self.conductor.decode(agent, tokens=list(tokens), **given)
 
     def turn(self, agent: str, tokens: Sequence[int], **options: Any) -> Turn:

@@ -10,10 +10,12 @@ from dataclasses import dataclass
 
 from vram_conductor.client.bench_bed import Bed, open_bed, token_ids
 from vram_conductor.client.bench_setting import BenchModel, Setting
+from vram_conductor.protocol.status import DeviceStatus
 
 CPU_CAPACITY_BYTES = 4 << 30
-SLACK_BYTES = 32 << 20
-"""For what differs between two starts of a worker; less where the models are small."""
+SLACK_BYTES = 96 << 20
+"""For what differs between two starts of a worker, and for estimates that are a little over what
+is measured later; less where the models are small."""
 
 
 @dataclass(frozen=True)
@@ -87,17 +89,20 @@ def survey(setting: Setting, casts: Sequence[Sequence[Role]]) -> list[Sizes]:
 
 def _survey_one(bed: Bed, cast: Sequence[Role]) -> Sizes:
     register(bed, cast)
+    admitted = _lines(bed.status())
     for role in cast:
         bed.turn(role.agent, token_ids(64, seed=1))
     bed.rates()
     status = bed.status()
-    lines = {line.key: line.bytes for line in status.promised.lines}
+    lines = _lines(status)
+    # Room must be enough for the estimate as well: that is what admission asks for.
+    lines = {key: max(size, admitted.get(key, 0)) for key, size in lines.items()}
     models = {}
     for role in cast:
         found = bed.agent(role.agent)
         models[role.model.name] = ModelSizes(
-            weights=found.weights_bytes,
-            pool=found.pool_bytes,
+            weights=lines.get(f"weights:{found.model_id}", found.weights_bytes),
+            pool=lines.get(f"pool:{found.model_id}@{found.kv_type}", found.pool_bytes),
             scratch=lines.get(f"scratch:{found.model_id}", 0),
             state=found.state_bytes,
         )
@@ -105,3 +110,8 @@ def _survey_one(bed: Bed, cast: Sequence[Role]) -> Sizes:
         bed.conductor.unregister(role.agent)
     foreign = status.memory.foreign_bytes if status.memory else 0
     return Sizes(lines.get("base", 0), foreign if bed.device.startswith("cuda") else 0, models)
+
+
+def _lines(status: DeviceStatus) -> dict[str, int]:
+    """What is promised, by key."""
+    return {line.key: line.bytes for line in status.promised.lines}
