@@ -84,7 +84,8 @@ class FakeDevice:
         """Raises ``error`` where the device has not so much left."""
         free = self.capacity_bytes - self.foreign_bytes - self.allocated_bytes
         if size_bytes > free:
-            raise error(reason, f"{size_bytes} > {free}", retryable=True, need_bytes=size_bytes)
+            numbers = {"need_bytes": size_bytes, "free_bytes": free}
+            raise error(reason, f"{size_bytes} > {free}", retryable=True, **numbers)
 
     def release(self, size_bytes: int) -> None:
         with self._lock:

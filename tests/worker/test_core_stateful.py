@@ -11,7 +11,7 @@ from typing import Any
 from core_driver import GREEDY, Attempt, Driver, key
 from fake_engine import EOG, ModelSpec, reference
 from fake_store import MemoryStore
-from hypothesis import settings
+from hypothesis import event, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -21,7 +21,7 @@ from hypothesis.stateful import (
 )
 
 from vram_conductor.protocol.commands import Failed, RunDone
-from vram_conductor.protocol.errors import Internal
+from vram_conductor.protocol.errors import Internal, ResourceExhausted
 from vram_conductor.protocol.values import Message, PoolShape, Sampling
 
 MODELS = [
@@ -49,7 +49,15 @@ texts = st.text(alphabet="abcd é", max_size=24)
 
 
 class Life(RuleBasedStateMachine):
-    """One worker with a store that outlives it."""
+    """One worker with a store that outlives it.
+
+    Attributes:
+        sleepable: its models and pools can sleep.
+        fine: what jobs may fail with.
+    """
+
+    sleepable = False
+    fine = FINE
 
     def __init__(self) -> None:
         super().__init__()
@@ -69,6 +77,7 @@ class Life(RuleBasedStateMachine):
             store=MemoryStore(store),
             slice_ms=slice_ms,
             batch_tokens=batch,
+            sleepable=self.sleepable,
         )
         for agent in sorted(AGENTS)[: 2 + budget % 5]:
             self._load(agent)
@@ -239,7 +248,7 @@ class Life(RuleBasedStateMachine):
             right = reference(spec, attempt.prompt, limit, run.sampling, seed, n_ctx)
             assert attempt.ids == right[: len(attempt.ids)]
         if isinstance(end, Failed):
-            assert end.error.reason in FINE, end.error
+            assert end.error.reason in self.fine, end.error
             return
         assert isinstance(end, RunDone)
         reason = end.usage.stop_reason
@@ -253,3 +262,66 @@ class Life(RuleBasedStateMachine):
 
 TestLife = Life.TestCase
 TestLife.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+class Sleep(Life):
+    """A life in which models and pools can sleep, on a device that others use too: no byte beyond
+    the budget, and nothing is left behind."""
+
+    sleepable = True
+    fine = FINE | {"pool_failed", "load_failed", "wake_failed"}
+
+    @rule(
+        what=st.sampled_from(["wake", "wake", "back_up", "sleep", "broken wake"]),
+        times=st.integers(1, 3),
+    )
+    def refuse(self, what: str, times: int) -> None:
+        """The next few calls are refused."""
+        faults = self.driver.engine.faults
+        which = "wake" if what == "broken wake" else what
+        left = times
+
+        def fail() -> None:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                setattr(faults, which, lambda: None)
+            if what == "wake":
+                raise ResourceExhausted("wake_failed", "others have it", retryable=True)
+            reason = {"back_up": "backup_failed", "sleep": "sleep_failed"}.get(what, "wake_failed")
+            raise Internal(reason, "once")
+
+        setattr(faults, which, fail)
+
+    @rule(taken=st.integers(0, 300))
+    def others(self, taken: int) -> None:
+        """A process that nobody knows of takes memory, or gives it back."""
+        device = self.driver.device
+        device.capacity_bytes = max(self.driver.budget_bytes, device.allocated_bytes)
+        device.foreign_bytes = min(taken, device.capacity_bytes - device.allocated_bytes)
+
+    @invariant()
+    def pinned(self) -> None:
+        """Backups lie in what the store lends, and none is forgotten."""
+        if hasattr(self, "driver"):
+            driver = self.driver
+            lent = sum(item.lent_bytes for item in driver.core.residency.weights.values())
+            assert driver.store.lent_bytes == lent == driver.device.pinned_bytes
+            assert driver.device.allocated_bytes == driver.core.residency.resident_bytes()
+
+    def teardown(self) -> None:
+        if hasattr(self, "driver"):
+            driver = self.driver
+            for kind in driver.core.residency.rates.report():
+                event(kind)
+            driver.device.capacity_bytes, driver.device.foreign_bytes = 1 << 60, 0
+            for which in ("wake", "back_up", "sleep"):
+                setattr(driver.engine.faults, which, lambda: None)
+        super().teardown()
+        if hasattr(self, "driver"):
+            assert self.driver.device.pinned_bytes == 0
+            assert self.driver.store.lent_bytes == 0
+
+
+Sleep.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestSleep = Sleep.TestCase

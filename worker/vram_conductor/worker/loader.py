@@ -20,6 +20,7 @@ class Loader:
 
     Attributes:
         loading: weights are being loaded, which may take long and counts no steps.
+        broken: weights that the device itself refused to wake; free them.
     """
 
     def __init__(
@@ -32,6 +33,7 @@ class Loader:
         self._wakes: list[tuple[Weights, threading.Thread]] = []
         self._errors: list[Exception] = []
         self.loading = False
+        self.broken: list[Weights] = []
 
     # --- disk and device ----------------------------------------------------------------------
 
@@ -176,6 +178,8 @@ class Loader:
         except Exception as error:
             weights.asleep = True
             self._errors.append(error)
+            if not waits(error):
+                self.broken.append(weights)
             return
         weights.used_ns = self._clock()
         self._residency.rates.note("wake_weights", weights.bytes, (weights.used_ns - begin) / 1e6)

@@ -1,4 +1,4 @@
-"""What was really allocated against the budget. *Pure.*"""
+"""What was really allocated, against the budget."""
 
 from __future__ import annotations
 

@@ -10,12 +10,13 @@ import numpy as np
 from vram_conductor.protocol.errors import ConductorError
 from vram_conductor.worker.engine import Engine, Tokens
 from vram_conductor.worker.job import Receipt
-from vram_conductor.worker.loader import Loader
+from vram_conductor.worker.loader import Loader, waits
 from vram_conductor.worker.measured import check_measured
 from vram_conductor.worker.opener import Opener
 from vram_conductor.worker.parking import Parking
 from vram_conductor.worker.prefetch import BringKV
 from vram_conductor.worker.residency import PoolState, Residency, Slot, Weights
+from vram_conductor.worker.shortage import Shortage
 from vram_conductor.worker.store import Store
 from vram_conductor.worker.world import (
     BackUp,
@@ -84,6 +85,27 @@ class Mover:
                 ``loader.waits``), ``sleep_failed``, or the ledger's refusal with code
                 ``MEASURED``. What was done before it stays done and is consistent.
         """
+        try:
+            self._carry_out(moves, receipt, reopen, meanwhile)
+        except ConductorError as error:
+            if waits(error):
+                self._note_shortage(error)
+            raise
+
+    def _note_shortage(self, error: ConductorError) -> None:
+        """Plan by what the device has said; the change makes it be measured again at once."""
+        residency = self._residency
+        ceiling = residency.resident_bytes() + int(error.info.details.get("free_bytes", 0))
+        residency.shortage = Shortage(residency.budget_bytes, ceiling, self._clock())
+        residency.revision += 1
+
+    def _carry_out(
+        self,
+        moves: Sequence[Move],
+        receipt: Receipt,
+        reopen: str,
+        meanwhile: Callable[[], None] | None,
+    ) -> None:
         begin, elsewhere_ns = self._clock(), 0
         gone = (ClosePool, UnloadWeights, SleepPool, SleepWeights)
         if any(isinstance(move, gone) and move != ClosePool(reopen) for move in moves):
@@ -99,14 +121,24 @@ class Mover:
             try:
                 self._loader.join()
             finally:
+                self._give_up(receipt)
                 receipt.moved_ms += (self._clock() - begin - elsewhere_ns) / 1e6
+
+    def _give_up(self, receipt: Receipt) -> None:
+        """Weights that cannot be woken are loaded anew when somebody wants them again."""
+        while self._loader.broken:
+            weights = self._loader.broken.pop()
+            if not weights.readers:
+                self.unload(weights, receipt)
 
     def _do(self, move: Move, receipt: Receipt, reopen: str) -> None:
         pools, weights = self._residency.pools, self._residency.weights
         match move:
             case Park(key, index) | Drop(key, index):
                 pool = pools[key]
-                self.empty(pool, pool.slots[index], receipt, front=key == reopen)
+                # A pool whose weights refused to sleep is closed, and parked, already.
+                for slot in pool.slots[index : index + 1]:
+                    self.empty(pool, slot, receipt, front=key == reopen)
             case SleepPool(key):
                 self.sleep_pool(pools[key], receipt)
             case WakePool(key):
@@ -182,6 +214,8 @@ class Mover:
 
     def sleep_pool(self, pool: PoolState, receipt: Receipt) -> None:
         """Put a pool to sleep; what is still in its slots is parked. One that refuses is closed."""
+        if pool.handle is None:
+            return
         for slot in pool.slots:
             self.empty(pool, slot, receipt)
         self._opener.sleep(pool)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from vram_conductor.protocol.values import AgentKey, ConversationKey, KVType, PoolShape
 from vram_conductor.worker.engine import Model, Pool, Tokens
 from vram_conductor.worker.rates import Rates
+from vram_conductor.worker.shortage import Shortage
 from vram_conductor.worker.tape import Tape
 from vram_conductor.worker.transcript import Transcript
 
@@ -197,6 +198,7 @@ class Residency:
     Attributes:
         revision: counts changes that a report of what is where would show.
         rates: what moves took.
+        shortage: the last time that the device had less than the budget says.
     """
 
     def __init__(self, base_bytes: int, budget_bytes: int) -> None:
@@ -204,6 +206,7 @@ class Residency:
         self.budget_bytes = budget_bytes
         self.revision = 0
         self.rates = Rates()
+        self.shortage: Shortage | None = None
         self.agents: dict[AgentKey, Agent] = {}
         self._owned: tuple[frozenset[str], frozenset[str]] | None = None
         self.weights: dict[str, Weights] = {}

@@ -61,7 +61,10 @@ def world(
         )
         for model, item in residency.weights.items()
     }
-    return World(now_ns, residency.budget_bytes, residency.base_bytes, weights, pools)
+    budget_bytes = residency.budget_bytes
+    if residency.shortage is not None:
+        budget_bytes = residency.shortage.limit(budget_bytes, now_ns)
+    return World(now_ns, budget_bytes, residency.base_bytes, weights, pools)
 
 
 def _kv_ms(residency: Residency, pool: PoolState) -> float:

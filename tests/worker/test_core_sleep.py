@@ -1,0 +1,242 @@
+"""The core with an engine that can sleep: three models take turns, and what can go wrong does."""
+
+from __future__ import annotations
+
+import pytest
+from core_driver import GREEDY, Attempt, Driver
+from fake_engine import ModelSpec, reference
+from fake_store import MemoryStore
+
+from vram_conductor.protocol.commands import Failed, Loaded
+from vram_conductor.protocol.errors import Internal, ResourceExhausted
+from vram_conductor.protocol.values import PoolShape
+
+MODELS = [
+    ModelSpec("full"),
+    ModelSpec("window", rollback="window"),
+    ModelSpec("chain", rollback="none"),
+]
+POOL = MODELS[0].pool_bytes(PoolShape(200, 1))
+ROOM_FOR_ONE = 100 + POOL
+STATE = 16 + 4 * 200
+"""An agent's largest state."""
+
+
+def right(driver: Driver, attempt: Attempt, model: str) -> bool:
+    """Whether an answer is what the undisturbed model says."""
+    assert attempt.prompt is not None
+    limit = attempt.run.max_tokens or 1 << 30
+    expected = reference(driver.specs[model], attempt.prompt, limit, GREEDY)
+    return attempt.ids == expected[: len(attempt.ids)] and len(attempt.ids) > 0
+
+
+def three(budget_bytes: int = ROOM_FOR_ONE, store: MemoryStore | None = None) -> Driver:
+    """Three models on one device."""
+    driver = Driver(MODELS, budget_bytes=budget_bytes, store=store, sleepable=True)
+    for spec in MODELS:
+        assert isinstance(driver.load(spec.model, spec.model), Loaded)
+    return driver
+
+
+def turns(driver: Driver, rounds: int = 3) -> None:
+    for turn in range(rounds):
+        for spec in MODELS:
+            attempt = driver.say(spec.model, f"turn {turn}")
+            assert right(driver, attempt, spec.model)
+            assert attempt.done.usage.reprefilled_tokens == 0
+    assert not driver.device.violations
+
+
+def test_every_model_is_loaded_once_and_sleeps_from_then_on() -> None:
+    driver = three()
+    turns(driver)
+    assert sorted(driver.engine.loads) == sorted(spec.path for spec in MODELS)
+    assert driver.device.pinned_bytes == 300
+    lines = {line.key: line.bytes for line in driver.core.report().host_lines}
+    assert [lines[f"pinned:{spec.model}"] for spec in MODELS] == [100, 100, 100]
+    weights = driver.core.residency.weights
+    assert [weights[spec.model].asleep for spec in MODELS] == [True, True, False]
+    shown = [line.key for line in driver.core.report().lines]
+    assert shown == ["base", "weights:chain", "pool:chain@f16"]
+
+
+def test_a_pool_is_opened_once_and_keeps_its_context() -> None:
+    driver = three()
+    turns(driver, 1)
+    handles = [driver.core.residency.pools[f"{spec.model}@f16"].handle for spec in MODELS]
+    turns(driver)
+    assert handles == [driver.core.residency.pools[f"{spec.model}@f16"].handle for spec in MODELS]
+
+
+def test_everything_stays_awake_where_it_fits() -> None:
+    driver = three(3 * ROOM_FOR_ONE)
+    turns(driver)
+    assert (driver.core.switches, driver.core.swaps) == (0, 0)
+    assert "sleep_weights" not in driver.core.residency.rates.report()
+
+
+def test_backups_take_what_parked_states_leave() -> None:
+    # Each agent's largest state, and one of them once more, come first.
+    for spare, pinned in ((0, 0), (99, 0), (100, 100), (250, 200), (300, 300)):
+        driver = Driver(
+            MODELS,
+            budget_bytes=300 + POOL,
+            store=MemoryStore(4 * STATE + spare),
+            sleepable=True,
+        )
+        for spec in MODELS:
+            driver.load(spec.model, spec.model)
+        # Whoever came early was backed up before the others' states were promised.
+        assert driver.device.pinned_bytes == pinned
+        assert driver.store.lent_bytes == pinned
+        turns(driver, 1)
+
+
+def test_a_promise_takes_the_oldest_backup_back() -> None:
+    more = 2 * (16 + 4 * 50)
+    driver = three(store=MemoryStore(300 + 4 * STATE + more - 50))
+    turns(driver, 1)
+    assert driver.device.pinned_bytes == 300
+    driver.load("fourth", "window", n_ctx=50)
+    assert driver.device.pinned_bytes == 300
+    driver.load("fifth", "window", n_ctx=50)
+    assert driver.device.pinned_bytes == 200
+    # It slept, so it is unloaded with its backup, and loaded when it is needed.
+    assert driver.core.residency.weights["full"].handle is None
+    turns(driver, 2)
+    assert driver.engine.loads.count(MODELS[0].path) > 1
+
+
+def test_a_refused_backup_is_not_asked_for_again_and_weights_are_unloaded_instead() -> None:
+    driver = Driver(MODELS, budget_bytes=ROOM_FOR_ONE, sleepable=True)
+    asked = [0]
+
+    def refused() -> None:
+        asked[0] += 1
+        raise Internal("backup_failed", "no pinned memory")
+
+    driver.engine.faults.back_up = refused
+    for spec in MODELS:
+        driver.load(spec.model, spec.model)
+    turns(driver, 2)
+    assert driver.store.lent_bytes == driver.device.pinned_bytes == 0
+    assert asked[0] == len(driver.engine.loads) > 3
+
+
+def test_a_job_waits_while_others_have_the_memory_that_its_model_needs() -> None:
+    driver = three()
+    turns(driver, 1)
+    # Nobody has told the worker; its budget still says that there is room.
+    device = driver.device
+    device.capacity_bytes, device.foreign_bytes = ROOM_FOR_ONE + 20, 21
+    op = driver.run("full", prompt="abc")
+    for _ in range(200):
+        driver.step()
+    assert driver.attempts[op].end is None
+    assert driver.core.why_waiting(next(iter(driver.core.jobs))) in ("bytes", "budget")
+    driver.budget(ROOM_FOR_ONE - 1)
+    for _ in range(20):
+        driver.step()
+    assert driver.attempts[op].end is None
+    device.foreign_bytes = 0
+    driver.budget(ROOM_FOR_ONE)
+    assert right(driver, driver.finish(op)[0], "full")
+    turns(driver, 1)
+
+
+def test_a_model_that_does_not_fit_meanwhile_starves_nobody_who_does() -> None:
+    small = ModelSpec("small", weights_bytes=10)
+    driver = Driver([MODELS[0], small], budget_bytes=ROOM_FOR_ONE, sleepable=True)
+    for name in ("full", "small"):
+        driver.load(name, name)
+        driver.say(name, "abc")
+    driver.device.capacity_bytes, driver.device.foreign_bytes = ROOM_FOR_ONE, 50
+    large = driver.run("full", prompt="abc")
+    driver.step()
+    for turn in range(3):
+        assert right(driver, driver.say("small", f"turn {turn}"), "small")
+    assert driver.attempts[large].end is None
+    driver.device.foreign_bytes = 0
+    assert right(driver, driver.finish(large)[0], "full")
+
+
+def test_a_job_that_waits_for_memory_keeps_its_deadline() -> None:
+    driver = three()
+    turns(driver, 1)
+    driver.device.capacity_bytes = driver.device.foreign_bytes = ROOM_FOR_ONE
+    op = driver.run("full", prompt="abc", timeout_ms=500)
+    assert driver.finish(op)[0].failed.error.reason == "timeout"
+    driver.device.foreign_bytes = 0
+    turns(driver, 1)
+
+
+@pytest.mark.parametrize(("after", "loads"), [(0, 4), (1, 3)], ids=["weights", "pool"])
+def test_a_device_that_refuses_a_wake_costs_one_job(after: int, loads: int) -> None:
+    driver = three()
+    turns(driver, 1)
+    asked = [0]
+
+    def refused() -> None:
+        asked[0] += 1
+        if asked[0] == after + 1:
+            raise Internal("wake_failed", "not now")
+
+    driver.engine.faults.wake = refused
+    failed = driver.finish(driver.run("full", prompt="abc"))[0]
+    assert failed.failed.error.reason == "wake_failed"
+    turns(driver)
+    assert len(driver.engine.loads) == loads
+
+
+@pytest.mark.parametrize(("after", "loads"), [(0, 4), (1, 3)], ids=["weights", "pool"])
+def test_what_refuses_to_sleep_is_unloaded_or_closed(after: int, loads: int) -> None:
+    driver = three()
+    turns(driver, 1)
+    asked = [0]
+
+    def refused() -> None:
+        asked[0] += 1
+        if asked[0] == after + 1:
+            raise Internal("sleep_failed", "not now")
+
+    driver.engine.faults.sleep = refused
+    turns(driver)
+    assert len(driver.engine.loads) == loads
+
+
+@pytest.mark.parametrize("which", ["open", "load"])
+def test_memory_that_runs_out_at_a_load_costs_that_agent_only(which: str) -> None:
+    driver = Driver(MODELS, sleepable=True)
+    driver.load("keep", "window")
+    driver.say("keep", "abc")
+    before = (driver.device.allocated_bytes, driver.device.pinned_bytes, driver.core.report())
+
+    def full(_: object) -> None:
+        raise ResourceExhausted(f"{which}_failed", "cudaMalloc: out of memory", retryable=True)
+
+    setattr(driver.engine.faults, which, full)
+    assert isinstance(driver.load("lost", "full"), Failed)
+    after = (driver.device.allocated_bytes, driver.device.pinned_bytes, driver.core.report())
+    assert after == before
+    setattr(driver.engine.faults, which, lambda _: None)
+    assert isinstance(driver.load("lost", "full"), Loaded)
+    assert driver.say("keep", "def").done.usage.reprefilled_tokens == 0
+
+
+def test_nothing_is_left_of_a_model_that_is_unloaded_in_its_sleep() -> None:
+    driver = three()
+    turns(driver, 1)
+    for spec in MODELS:
+        driver.unload(spec.model)
+    assert driver.device.allocated_bytes == driver.device.pinned_bytes == 0
+    assert driver.store.lent_bytes == 0
+
+
+def test_a_budget_of_nothing_and_back() -> None:
+    driver = three()
+    turns(driver, 1)
+    driver.budget(0)
+    assert driver.device.allocated_bytes == 0
+    driver.budget(ROOM_FOR_ONE)
+    turns(driver, 1)
+    assert len(driver.engine.loads) == 3
