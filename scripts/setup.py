@@ -31,6 +31,7 @@ CONSTRAINTS = ROOT / "scripts" / "constraints.txt"
 LLAMA = "llama-cpp-python==0.3.36"
 TAIL_LINES = 40
 LOG_PERIOD_S = 15.0
+PRELOAD = ROOT / "worker" / "vram_conductor" / "worker" / "vmm"
 NEEDED_BYTES = 3_000_000_000
 CMAKE_DEFAULT = "-DLLAVA_BUILD=OFF"  # the multimodal part: 40 % of the compile time, unused here
 
@@ -198,6 +199,23 @@ def install_llama() -> None:
     say(f"llama.cpp is ready ({time.monotonic() - start:.0f} s)")
 
 
+def compile_preload() -> None:
+    """The library that lets the memory of a GPU sleep. Without it models are unloaded and loaded
+    again instead, so that a failure here is only said."""
+    stamp = VENV / "preload-stamp"
+    digest = hashlib.sha256()
+    for name in ("vmm.c", "build.py"):
+        digest.update((PRELOAD / name).read_bytes())
+    if stamp.exists() and stamp.read_text() == digest.hexdigest():
+        return
+    done = run("-m", "vram_conductor.worker.vmm.build")
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        say(f"without the preload library, which only a GPU needs: {last}")
+        return
+    stamp.write_text(digest.hexdigest())
+
+
 def make_venv() -> None:
     """A venv with a pip that runs; what an interrupted run has left is completed."""
     try:
@@ -221,12 +239,14 @@ def setup() -> None:
     stamp = VENV / "setup-stamp"
     mark = fingerprint()
     if stamp.exists() and stamp.read_text() == mark:
+        compile_preload()
         return
     check_host()
     make_venv()
     install_llama()
     say("installing the other dependencies")
     pip("-e", ".[broker,worker,dev]")
+    compile_preload()
     stamp.write_text(mark)
     say("done")
 

@@ -106,6 +106,8 @@ class Recorded:
     ) -> None:
         self.module, self.installed = module, installed
         self.pips: list[tuple[str, ...]] = []
+        self.builds = 0
+        self.build_fails = ""
         self.venv = folder / ".venv"
         (self.venv / "bin").mkdir(parents=True)
         (self.venv / "bin/python").symlink_to(sys.executable)
@@ -121,6 +123,11 @@ class Recorded:
         self.installed = "0.3.36"
 
     def _run(self, *args: str) -> subprocess.CompletedProcess[str]:
+        if args[-1].endswith("vmm.build"):
+            self.builds += 1
+            return subprocess.CompletedProcess(
+                args, int(bool(self.build_fails)), "", self.build_fails
+            )
         text = self.installed if "llama" in args[-1] else "True"
         return subprocess.CompletedProcess(args, 0 if text else 1, f"{text}\n", "")
 
@@ -136,6 +143,32 @@ def test_a_second_run_does_nothing(recorded: Recorded) -> None:
     recorded.module.setup()
     assert len(recorded.pips) == 2
     recorded.module.setup()
+    assert len(recorded.pips) == 2
+
+
+def test_the_preload_library_is_compiled_once_and_again_when_its_source_changes(
+    recorded: Recorded, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    source = tmp_path / "vmm"
+    source.mkdir()
+    for name in ("vmm.c", "build.py"):
+        (source / name).write_text(name)
+    monkeypatch.setattr(recorded.module, "PRELOAD", source)
+    recorded.module.setup()
+    recorded.module.setup()
+    assert recorded.builds == 1
+    (source / "vmm.c").write_text("other")
+    recorded.module.setup()
+    assert recorded.builds == 2
+    assert len(recorded.pips) == 2, "and nothing else"
+
+
+def test_without_a_compiler_for_it_setup_goes_on(recorded: Recorded, capsys: Any) -> None:
+    recorded.build_fails = "no C compiler: apt-get install gcc\n"
+    recorded.module.setup()
+    assert "no C compiler: apt-get install gcc" in capsys.readouterr().out
+    recorded.module.setup()
+    assert recorded.builds == 2, "it may have come meanwhile"
     assert len(recorded.pips) == 2
 
 

@@ -19,6 +19,7 @@ from vram_conductor.client.doctor_report import (
     device_findings,
     host_findings,
     render,
+    sleep_findings,
 )
 from vram_conductor.protocol.config import Config, DeviceConfig
 from vram_conductor.protocol.errors import FailedPrecondition, Internal
@@ -37,6 +38,7 @@ def host(**fields: Any) -> dict[str, Any]:
         "memlock_bytes": None,
         "gpus": [],
         "gpu_problem": "no NVIDIA driver here",
+        "sleep": None,
     }
     return whole | fields
 
@@ -69,6 +71,32 @@ def test_a_gpu_that_the_library_was_not_built_for() -> None:
     assert "GGML_CUDA=on" in found[2].text
     built = host_findings(host(gpus=[gpu()], gpu_offload=True))
     assert "problem" not in states(built).values()
+
+
+def test_how_the_memory_of_a_gpu_changes_hands() -> None:
+    def said(config: Config, **fields: Any) -> list[tuple[str, str]]:
+        found = sleep_findings(config, host(**fields))
+        return [(item.state, item.text) for item in found]
+
+    usable = {"path": "/venv/lib/vmm.so", "why": ""}
+    missing = {"path": "", "why": "no C compiler; apt-get install gcc"}
+    assert said(Config(), sleep=None) == []
+    ((state, text),) = said(Config(), gpus=[gpu()], sleep=usable)
+    assert (state, text.partition(" (")[0]) == ("ok", "cuda:0: vmm-sleep")
+    ((state, text),) = said(Config(), gpus=[gpu()], sleep=missing)
+    assert state == "note"
+    assert text.startswith("cuda:0: state-swap")
+    assert text.endswith(missing["why"])
+    config = Config(
+        device=[
+            DeviceConfig(id="cuda:0", kind="cuda", sleep="off"),
+            DeviceConfig(id="cuda:1", kind="cuda", managed=False),
+        ]
+    )
+    ((state, text),) = said(config, gpus=[gpu(0), gpu(1), gpu(2)], sleep=usable)
+    assert state == "ok"
+    assert "state-swap" in text
+    assert "sleep = off" in text
 
 
 def test_small_shared_memory() -> None:

@@ -13,7 +13,13 @@ from typing import Any
 import zmq
 
 from vram_conductor.client.defaults import find_config
-from vram_conductor.client.doctor_report import Finding, device_findings, host_findings, render
+from vram_conductor.client.doctor_report import (
+    Finding,
+    device_findings,
+    host_findings,
+    render,
+    sleep_findings,
+)
 from vram_conductor.client.endpoint import default_endpoint
 from vram_conductor.client.output import Output
 from vram_conductor.client.probing import INSTALL, estimates, probe
@@ -59,6 +65,7 @@ def _run(args: argparse.Namespace, output: Output) -> int:
             waiting.now = "asking the worker's library about this box"
             host = probe("host")
             findings += [*host_findings(host), *device_findings(config, host)]
+            findings += sleep_findings(config, host)
             waiting.now = "estimating what would fit"
             fits = what_fits(config, host)
         except ConductorError as error:
@@ -103,7 +110,7 @@ def _version(name: str) -> str:
 
 def _compiler() -> Finding:
     compiler = shutil.which(os.environ.get("CXX", "c++"))
-    text = compiler or "none: needed only to build llama-cpp-python from source"
+    text = compiler or "none: needed to build llama-cpp-python and the preload library"
     return Finding("ok" if compiler else "note", "compiler", text)
 
 

@@ -65,6 +65,28 @@ def device_findings(config: Config, host: dict[str, Any]) -> list[Finding]:
     return found
 
 
+def sleep_findings(config: Config, host: dict[str, Any]) -> list[Finding]:
+    """By which mechanism each GPU's memory changes hands, and why by that one."""
+    found = []
+    managed = {device.id: device for device in config.device if device.managed}
+    for gpu in host["gpus"]:
+        name, here = gpu["device"], host.get("sleep") or {}
+        device = managed.get(name)
+        if config.device and device is None:
+            continue
+        if device is not None and device.sleep == "off":
+            text = f"{name}: state-swap (models are unloaded and loaded again): device sleep = off"
+            found.append(Finding("ok", "sleep", text))
+        elif here.get("path"):
+            text = f"{name}: vmm-sleep (models sleep and wake at fixed addresses): {here['path']}"
+            found.append(Finding("ok", "sleep", text))
+        else:
+            why = here.get("why") or "nothing is known of the preload library"
+            text = f"{name}: state-swap (models are unloaded and loaded again): {why}"
+            found.append(Finding("note", "sleep", text))
+    return found
+
+
 def render(
     findings: Sequence[Finding], fits: Sequence[dict[str, Any]], n_ctx: int, width: int
 ) -> str:

@@ -26,13 +26,14 @@ from vram_conductor.worker.llama.engine import LlamaEngine
 from vram_conductor.worker.llama.library import library
 from vram_conductor.worker.llama.options import EngineOptions
 from vram_conductor.worker.llama.requantise import requantise
+from vram_conductor.worker.vmm import preload
 from vram_conductor.worker.vram import NvmlSampler, load_nvml
 
 SHARED_MEMORY = "/dev/shm"
 
 
 def probe_host() -> dict[str, Any]:
-    """Library build, GPUs, threads, shared memory, limits."""
+    """Library build, GPUs and whether their memory can sleep, threads, shared memory, limits."""
     shm = shutil.disk_usage(SHARED_MEMORY) if Path(SHARED_MEMORY).is_dir() else None
     memlock, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     gpus, problem = probe_gpus()
@@ -46,6 +47,7 @@ def probe_host() -> dict[str, Any]:
         "memlock_bytes": None if memlock == resource.RLIM_INFINITY else memlock,
         "gpus": gpus,
         "gpu_problem": problem,
+        "sleep": msgspec.to_builtins(preload.find(os.environ, driver=True)) if gpus else None,
     }
 
 

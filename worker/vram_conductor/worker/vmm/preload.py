@@ -84,8 +84,8 @@ def unfit_llama(folder: Path | None) -> str:
     """Why calls of ``cudaMalloc`` by this llama.cpp cannot be seen; empty if they can."""
     if folder is None:
         return "llama-cpp-python is not installed: pip install '.[worker]'"
-    library = folder / "libggml-cuda.so"
-    if not library.exists():
+    library = next(iter(sorted(folder.glob("libggml-cuda*.so*"))), None)
+    if library is None:
         return (
             "llama-cpp-python was built without CUDA: CMAKE_ARGS=-DGGML_CUDA=on pip install "
             "--force-reinstall --no-deps --no-cache-dir llama-cpp-python==0.3.36"
