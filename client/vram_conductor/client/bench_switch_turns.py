@@ -45,7 +45,8 @@ def _switch_row(switching: Switching, bed: Bed, agent: str, model: BenchModel, p
         "ms",
         wanted=switching.wanted(FACTOR * copied_ms + CONSTANT_MS),
         note=f"{(weights + kv_bytes) >> 20} MiB take {copied_ms:.1f} ms at the reference rate; "
-        f"p95 {pair.p95_ms:.1f}, resident {pair.resident_ms:.1f} ms",
+        f"its moves {pair.moved_ms:.1f} ms, p95 {pair.p95_ms:.1f}, "
+        f"resident {pair.resident_ms:.1f} ms",
     )
 
 
@@ -64,6 +65,8 @@ def _moves(switching: Switching, bed: Bed) -> None:
         ]
         for agent, rows in found.items()
     }
+    for agent, model in (("a", switching.small), ("b", switching.large)):
+        switching.report.notes.append(f"a switch to {model.name}: {_usual(found[agent])}")
     _wake_rows(switching, found["b"])
     # While b wakes, it is the small model that goes to sleep, and the other way round.
     asleep = [row["sleep_weights"].ms for row in found["a"] if "sleep_weights" in row]
@@ -75,6 +78,17 @@ def _moves(switching: Switching, bed: Bed) -> None:
         wanted=switching.wanted(SLEEP_MS),
         note="" if asleep else "the worker reports none",
     )
+
+
+def _usual(rows: list[dict[str, MoveRate]]) -> str:
+    """The moves of a switch in words: medians by kind."""
+    parts = []
+    for kind in sorted({kind for row in rows for kind in row}):
+        found = [row[kind] for row in rows if kind in row]
+        ms, size = median([rate.ms for rate in found]), median([rate.bytes for rate in found])
+        rate = f", {size / ms / 1e6:.1f} GB/s" if ms > 0 and size else ""
+        parts.append(f"{kind} {size / (1 << 20):.0f} MiB in {ms:.2f} ms{rate}")
+    return "; ".join(parts) or "the worker reports no moves"
 
 
 def _wake_rows(switching: Switching, rows: list[dict[str, MoveRate]]) -> None:

@@ -37,6 +37,11 @@ class Pair:
         return percentile(self._ms(self.switched), 0.95) - self.resident_ms
 
     @property
+    def moved_ms(self) -> float:
+        """Median of what the worker says that its moves took."""
+        return median([turn.usage.swap.ms for turn in self.switched])
+
+    @property
     def tokens(self) -> float:
         """Median length of what was switched to."""
         return median([turn.usage.prompt_tokens for turn in self.switched])

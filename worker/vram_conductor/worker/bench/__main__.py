@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from vram_conductor.worker.bench.memory import watch
 from vram_conductor.worker.bench.random_models import make_random
 from vram_conductor.worker.bench.random_shapes import find_shape
 from vram_conductor.worker.bench.rates import COPY_BYTES, REPEATS, copy_rates
+from vram_conductor.worker.vram import NvmlSampler
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -40,7 +42,7 @@ def _parser() -> argparse.ArgumentParser:
     rates.add_argument("--device", default="cpu")
     rates.add_argument("--bytes", type=int, default=COPY_BYTES)
     rates.add_argument("--repeats", type=int, default=REPEATS)
-    rates.set_defaults(run=lambda args: copy_rates(args.device, args.bytes, args.repeats))
+    rates.set_defaults(run=_rates)
     memory = verbs.add_parser("memory", help="memory in use, sampled until stdin ends")
     memory.add_argument("--device", default="cpu")
     memory.add_argument("--pid", type=int, default=0)
@@ -62,6 +64,16 @@ def _models(args: argparse.Namespace) -> list[dict[str, Any]]:
             }
         )
     return found
+
+
+def _rates(args: argparse.Namespace) -> dict[str, Any]:
+    """NVML and CUDA may number GPUs differently; narrowed to one, this process cannot mistake it."""
+    if not args.device.startswith("cuda"):
+        return copy_rates(args.device, args.bytes, args.repeats)
+    sampler = NvmlSampler(args.device)
+    os.environ["CUDA_VISIBLE_DEVICES"] = sampler.uuid
+    sampler.close()
+    return copy_rates("cuda:0", args.bytes, args.repeats) | {"device": args.device}
 
 
 if __name__ == "__main__":
