@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 
 from vram_conductor.worker.jobs import Jobs
-from vram_conductor.worker.residency import PoolState, Residency, Slot
+from vram_conductor.worker.residency import PoolState, Residency, Slot, Weights
 from vram_conductor.worker.world import PoolView, SlotView, WeightsView, World
 
 
@@ -18,53 +19,64 @@ def world(
     frozen_jobs: Collection[int] = (),
 ) -> World:
     """Everything as it is now. ``frozen_jobs`` by ``seq``."""
-    owned_models, owned_pools = residency.owned_models(), residency.owned_pools()
-    rates, pools = residency.rates, {}
+    owned = residency.owned_models() | residency.owned_pools()
     needed: dict[str, int] = {}
+    pools = {}
     for key, pool in residency.pools.items():
         count = len(jobs.in_pool(key))
         model = pool.weights.model
         needed[model] = needed.get(model, 0) + count
-        pools[key] = PoolView(
-            key,
-            model,
-            want=pool.want,
-            want_bytes=pool.want_bytes,
-            shape=pool.shape,
-            open_bytes=pool.open_bytes,
-            asleep=pool.asleep,
-            sleepable=pool.handle is not None and pool.handle.sleepable,
+        pools[key] = replace(
+            _pool(residency, pool),
             jobs=count,
-            busy=any(slot.job for slot in pool.slots),
             frozen=key in frozen_pools,
-            owned=key in owned_pools,
-            used_ns=pool.used_ns,
-            cost_ms=pool.open_ms or rates.expect_ms("open_pool", pool.want_bytes),
-            wake_ms=rates.expect_ms("wake_pool", pool.open_bytes),
-            kv_ms=_kv_ms(residency, pool),
+            owned=key in owned,
             slots=tuple(_slot(pool, slot, frozen_jobs) for slot in pool.slots),
         )
     weights = {
-        model: WeightsView(
-            model,
-            item.bytes,
-            scratch_bytes=item.scratch_bytes,
-            resident=item.resident,
-            asleep=item.asleep,
-            backed=item.backed,
-            jobs=needed.get(model, 0),
-            owned=model in owned_models,
-            pinned=item.readers > 0,
-            used_ns=item.used_ns,
-            cost_ms=item.load_ms or rates.expect_ms("load", item.bytes),
-            wake_ms=rates.expect_ms("wake_weights", item.bytes),
-        )
+        model: replace(_weights(residency, item, needed.get(model, 0)), owned=model in owned)
         for model, item in residency.weights.items()
     }
     budget_bytes = residency.budget_bytes
     if residency.shortage is not None:
         budget_bytes = residency.shortage.limit(budget_bytes, now_ns)
     return World(now_ns, budget_bytes, residency.base_bytes, weights, pools)
+
+
+def _pool(residency: Residency, pool: PoolState) -> PoolView:
+    rates = residency.rates
+    return PoolView(
+        pool.key,
+        pool.weights.model,
+        want=pool.want,
+        want_bytes=pool.want_bytes,
+        shape=pool.shape,
+        open_bytes=pool.open_bytes,
+        asleep=pool.asleep,
+        sleepable=pool.handle is not None and pool.handle.sleepable,
+        busy=any(slot.job for slot in pool.slots),
+        used_ns=pool.used_ns,
+        cost_ms=pool.open_ms or rates.expect_ms("open_pool", pool.want_bytes),
+        wake_ms=rates.expect_ms("wake_pool", pool.open_bytes),
+        kv_ms=_kv_ms(residency, pool),
+    )
+
+
+def _weights(residency: Residency, item: Weights, jobs: int) -> WeightsView:
+    rates = residency.rates
+    return WeightsView(
+        item.model,
+        item.bytes,
+        scratch_bytes=item.scratch_bytes,
+        resident=item.resident,
+        asleep=item.asleep,
+        backed=item.backed,
+        jobs=jobs,
+        pinned=item.readers > 0,
+        used_ns=item.used_ns,
+        cost_ms=item.load_ms or rates.expect_ms("load", item.bytes),
+        wake_ms=rates.expect_ms("wake_weights", item.bytes),
+    )
 
 
 def _kv_ms(residency: Residency, pool: PoolState) -> float:
