@@ -182,7 +182,8 @@ class Driver:
         if isinstance(command, Run):
             self.attempts[self._op] = Attempt(command, command.conversation)
         self.core.handle(command, raw, self.device.now_ns)
-        self._come_back()
+        if self.kind == "lockstep":
+            self.core.settle()
         self.collect()
         return self._op
 

@@ -1,4 +1,4 @@
-"""The real engine, once per session."""
+"""The real engine, once per session; the core's tests, with and without lanes of their own."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
+from core_driver import Driver
 
 from vram_conductor.worker.llama import open_engine
 from vram_conductor.worker.llama.options import EngineOptions
@@ -20,3 +21,20 @@ def engine() -> Iterator[LlamaEngine]:
     engine = open_engine(EngineOptions(threads=1))
     yield engine
     engine.close()
+
+
+ON_LANES = {"test_core_runs", "test_core_swaps", "test_core_cancel", "test_residency"}
+"""Modules whose tests must not see a difference."""
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run them twice."""
+    if metafunc.module.__name__.rpartition(".")[2] in ON_LANES:
+        metafunc.fixturenames.insert(0, "lanes_kind")
+        metafunc.parametrize("lanes_kind", ["inline", "lockstep"], indirect=True)
+
+
+@pytest.fixture
+def lanes_kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What every driver of the test uses."""
+    monkeypatch.setattr(Driver, "lanes_kind", request.param)

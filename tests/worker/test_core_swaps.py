@@ -141,7 +141,7 @@ def test_a_preempted_job_goes_on_as_if_nothing_had_happened() -> None:
     for attempt in driver.finish(*ops):
         assert right(driver, attempt, "full")
         assert attempt.done.usage.reprefilled_tokens == 0
-    assert driver.core.swaps > 6
+    assert driver.core.swaps >= 6
 
 
 def test_a_chat_of_higher_priority_does_not_wait_for_a_batch_job() -> None:
