@@ -103,7 +103,9 @@ def _survey_one(bed: Bed, cast: Sequence[Role]) -> Sizes:
         models[role.model.name] = ModelSizes(
             weights=lines.get(f"weights:{found.model_id}", found.weights_bytes),
             pool=lines.get(f"pool:{found.model_id}@{found.kv_type}", found.pool_bytes),
-            scratch=lines.get(f"scratch:{found.model_id}", 0),
+            scratch=sum(
+                size for key, size in lines.items() if key.startswith(f"scratch:{found.model_id}")
+            ),
             state=found.state_bytes,
         )
     for role in cast:

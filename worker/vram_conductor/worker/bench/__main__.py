@@ -67,7 +67,7 @@ def _models(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def _rates(args: argparse.Namespace) -> dict[str, Any]:
-    """NVML and CUDA may number GPUs differently; narrowed to one, this process cannot mistake it."""
+    """NVML and CUDA may number GPUs differently: this process is narrowed to the one meant."""
     if not args.device.startswith("cuda"):
         return copy_rates(args.device, args.bytes, args.repeats)
     sampler = NvmlSampler(args.device)
