@@ -30,11 +30,12 @@ ON_LANES = {"test_core_runs", "test_core_swaps", "test_core_cancel", "test_resid
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run them twice."""
     if metafunc.module.__name__.rpartition(".")[2] in ON_LANES:
-        metafunc.fixturenames.insert(0, "lanes_kind")
         metafunc.parametrize("lanes_kind", ["inline", "lockstep"], indirect=True)
 
 
-@pytest.fixture
-def lanes_kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True)
+def lanes_kind(request: pytest.FixtureRequest) -> Iterator[None]:
     """What every driver of the test uses."""
-    monkeypatch.setattr(Driver, "lanes_kind", request.param)
+    before, Driver.lanes_kind = Driver.lanes_kind, getattr(request, "param", "inline")
+    yield
+    Driver.lanes_kind = before
