@@ -211,6 +211,10 @@ class Driver:
         spec = self.specs[model]
         return spec.path, spec.weights_bytes, spec.pool_bytes(shape)
 
+    def scratch(self, model: str, shape: PoolShape) -> int:
+        """The estimate for what a live context takes beyond its pool."""
+        return self.specs[model].scratch_bytes
+
     def identity(self, model: str) -> str:
         """``ModelInfo.model``."""
         return model
@@ -242,6 +246,7 @@ class Driver:
             state_bytes=16 + 4 * n_ctx,
             weights_bytes=weights_bytes,
             pool_bytes=pool_bytes,
+            scratch_bytes=self.scratch(model, shape),
             budget_bytes=budget,
         )
         answer: Loaded | Failed = self.answer(op)

@@ -96,7 +96,7 @@ class FakeDevice:
 @dataclass
 class ModelSpec:
     """A fake GGUF. ``surprise_bytes``: allocated beyond the estimate, per pool; ``scratch_bytes``:
-    taken by the first computation of a model, and kept as long as a pool of it is open."""
+    taken by the first computation in a pool, and kept until that is closed."""
 
     model: str
     weights_bytes: int = 100
@@ -250,7 +250,7 @@ class FakePool:
         self.measured_bytes = model.spec.pool_bytes(shape) + model.spec.surprise_bytes
         self.caches = [Cache(model.spec.rollback) for _ in range(shape.slots)]
         self.logits: dict[int, int] = {}
-        self.open, self.asleep = True, False
+        self.open, self.asleep, self.scratch = True, False, False
         self.sleepable = self.engine.sleepable
         device = self.engine.device
         device.check_free(self.measured_bytes, ResourceExhausted, "pool_failed")
@@ -263,7 +263,7 @@ class FakePool:
         assert not any(cache.count for cache in self.caches)
         self.engine.faults.warm_up()
         self.engine.device.spend(5)
-        self.model.take_scratch()
+        self.take_scratch()
 
     @alone
     def sleep(self) -> None:
@@ -289,6 +289,12 @@ class FakePool:
         device.spend(1)
         self.asleep = False
 
+    def take_scratch(self) -> None:
+        spec = self.model.spec
+        if spec.scratch_bytes and not self.scratch:
+            self.scratch = True
+            self.engine.device.allocate(spec.scratch_bytes, f"scratch of {spec.model}")
+
     @property
     def computes(self) -> bool:
         return self.open and not self.asleep and self.model.loaded and not self.model.asleep
@@ -296,7 +302,7 @@ class FakePool:
     @alone
     def decode(self, batch: Sequence[tuple[int, Tokens, int, bool]]) -> None:
         assert self.computes
-        self.model.take_scratch()
+        self.take_scratch()
         total = sum(len(ids) for _, ids, _, _ in batch)
         assert 0 < total <= self.engine.batch_tokens
         assert sum(want for *_, want in batch) <= self.shape.slots
@@ -378,7 +384,8 @@ class FakePool:
         self.open = False
         if not self.asleep:
             self.engine.device.release(self.measured_bytes)
-        self.model.give_scratch()
+        if self.scratch:
+            self.engine.device.release(self.model.spec.scratch_bytes)
 
 
 class FakeModel:
@@ -387,22 +394,12 @@ class FakeModel:
         self.measured_bytes = spec.weights_bytes
         self.bos = BOS
         self.pools: list[FakePool] = []
-        self.loaded, self.asleep, self.scratch = True, False, False
+        self.loaded, self.asleep = True, False
         self.sleepable, self.backup_bytes = engine.sleepable, 0
         self.info = model_info(spec, name)
         engine.device.check_free(self.measured_bytes, Internal, "load_failed")
         engine.device.allocate(self.measured_bytes, f"weights of {spec.model}")
         engine.device.spend(100)
-
-    def take_scratch(self) -> None:
-        if self.spec.scratch_bytes and not self.scratch:
-            self.scratch = True
-            self.engine.device.allocate(self.spec.scratch_bytes, f"scratch of {self.spec.model}")
-
-    def give_scratch(self) -> None:
-        if self.scratch and not any(pool.open for pool in self.pools):
-            self.scratch = False
-            self.engine.device.release(self.spec.scratch_bytes)
 
     def back_up(self) -> None:
         assert self.loaded

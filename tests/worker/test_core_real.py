@@ -11,82 +11,17 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 import pytest
-from core_driver import Attempt, Driver, key
-from fake_engine import FakeDevice
+from core_driver import Attempt, key
 from gguf_models import Spec, make_model
+from real_driver import RealDriver
 
 from vram_conductor.protocol.values import KVType, Message, PoolShape
 from vram_conductor.worker.arena_dir import ArenaDir
-from vram_conductor.worker.engine import Engine, Estimate
 from vram_conductor.worker.kvstore import KVStore
 from vram_conductor.worker.preparer import ThreadPreparer
-from vram_conductor.worker.preparing import Preparer
 
 if TYPE_CHECKING:
     from vram_conductor.worker.llama.engine import LlamaEngine
-
-BUDGET = 4 << 30
-
-
-class RealTime(FakeDevice):
-    """The clock of this machine; it counts no bytes."""
-
-    def clock(self) -> int:
-        return time.monotonic_ns()
-
-    def __getattribute__(self, name: str) -> object:
-        return time.monotonic_ns() if name == "now_ns" else super().__getattribute__(name)
-
-    def spend(self, ms: float) -> None:
-        pass
-
-
-class RealDriver(Driver):
-    """The driver over llama.cpp. ``files``: path by name."""
-
-    def __init__(
-        self,
-        engine: Engine,
-        files: dict[str, Path],
-        *,
-        store: KVStore,
-        budget_bytes: int = BUDGET,
-        preparer: Preparer | None = None,
-    ) -> None:
-        self.files = files
-        self._estimates: dict[tuple[str, PoolShape], Estimate] = {}
-        super().__init__(
-            [],
-            budget_bytes=budget_bytes,
-            batch_tokens=64,
-            real_engine=engine,
-            real_store=store,
-            preparer=preparer,
-        )
-        self.device = RealTime()
-        self.core = self._new_core()
-        self.welcome()
-
-    def estimate(self, name: str, shape: PoolShape) -> Estimate:
-        assert self.real_engine is not None
-        if (name, shape) not in self._estimates:
-            self._estimates[name, shape] = self.real_engine.estimator.estimate(
-                str(self.files[name]), name, shape, shape.cells, None
-            )
-        return self._estimates[name, shape]
-
-    def sizes(self, model: str, shape: PoolShape) -> tuple[str, int, int]:
-        found = self.estimate(model, shape)
-        return str(self.files[model]), found.weights_bytes, found.pool_bytes
-
-    def identity(self, model: str) -> str:
-        return self.estimate(model, PoolShape(256, 1)).info.model
-
-    def leave(self) -> None:
-        """Unload everything: the engine outlives this driver."""
-        for agent in list(self.agents):
-            self.unload(agent.agent)
-        assert self.core.residency.resident_bytes() == 0
 
 
 @pytest.fixture

@@ -65,8 +65,10 @@ class Pool(Protocol):
     shape: PoolShape
     measured_bytes: int
     """Size of the buffers that were really allocated."""
-    sleepable: bool
-    """Whether :meth:`sleep` can give the buffers' memory back. Never changes."""
+
+    @property
+    def sleepable(self) -> bool:
+        """Whether :meth:`sleep` can give the buffers' memory back. Never changes."""
 
     def decode(self, batch: Sequence[tuple[int, Tokens, int, bool]]) -> None:
         """Compute one batch. Each entry: (slot, ids, first position, want logits of the last).
@@ -140,10 +142,14 @@ class Model(Protocol):
     measured_bytes: int
     bos: int
     """Begin-of-sequence id that a fresh prompt starts with, or -1."""
-    sleepable: bool
-    """Whether the weights can sleep, once they are backed up. Never changes."""
-    backup_bytes: int
-    """Pinned host memory that the backup takes; 0: there is none."""
+
+    @property
+    def sleepable(self) -> bool:
+        """Whether the weights can sleep, once they are backed up. Never changes."""
+
+    @property
+    def backup_bytes(self) -> int:
+        """Pinned host memory that the backup takes; 0: there is none."""
 
     def open_pool(self, shape: PoolShape) -> Pool:
         """Create a context. Raises ConductorError ``pool_failed``; nothing stays allocated."""
