@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 from types import SimpleNamespace
-from typing import Any
 
 import pynvml
 import pytest
+from fake_nvml import FakeNvml, process
 
 from vram_conductor.protocol.errors import (
     ConductorError,
@@ -18,63 +18,6 @@ from vram_conductor.protocol.errors import (
 from vram_conductor.worker.vram import NvmlSampler, cuda_ordinal, load_nvml, nvml_target
 
 GIB = 1 << 30
-
-
-class FakeNvml:
-    """Two GPUs of 8 GiB; everything else is taken from the real module (constants, errors)."""
-
-    def __init__(self) -> None:
-        self.used = [GIB, 2 * GIB]
-        self.processes: list[SimpleNamespace] = []
-        self.fail: dict[str, int] = {}
-        self.open = 0
-        self.versions: list[int] = []
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(pynvml, name)
-
-    def _check(self, name: str) -> None:
-        if name in self.fail:
-            raise pynvml.NVMLError(self.fail[name])
-
-    def nvmlInit(self) -> None:  # noqa: N802
-        self._check("nvmlInit")
-        self.open += 1
-
-    def nvmlShutdown(self) -> None:  # noqa: N802
-        self.open -= 1
-
-    def nvmlDeviceGetCount(self) -> int:  # noqa: N802
-        self._check("nvmlDeviceGetCount")
-        return len(self.used)
-
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:  # noqa: N802
-        return index
-
-    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> int:  # noqa: N802
-        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
-
-    def nvmlDeviceGetUUID(self, handle: int) -> str:  # noqa: N802
-        return f"GPU-{handle}{handle}aa"
-
-    def nvmlDeviceGetName(self, handle: int) -> bytes:  # noqa: N802
-        return b"Toy 8000"
-
-    def nvmlDeviceGetMemoryInfo(self, handle: int, version: int) -> SimpleNamespace:  # noqa: N802
-        self._check("nvmlDeviceGetMemoryInfo")
-        self.versions.append(version)
-        total, reserved = 8 * GIB, GIB // 4
-        used = self.used[handle]
-        free = total - reserved - used
-        return SimpleNamespace(total=total, reserved=reserved, used=used, free=free)
-
-    def nvmlDeviceGetComputeRunningProcesses(self, handle: int) -> list[Any]:  # noqa: N802
-        self._check("nvmlDeviceGetComputeRunningProcesses")
-        return self.processes
-
-
-def process(pid: int, used: int | None) -> SimpleNamespace:
-    return SimpleNamespace(pid=pid, usedGpuMemory=used)
 
 
 @pytest.fixture
@@ -96,6 +39,26 @@ def test_info_and_capacity_leave_the_drivers_reserve_out(nvml: FakeNvml) -> None
     assert set(nvml.versions) == {pynvml.nvmlMemory_v2}
     sampler.close()
     assert nvml.open == 0
+
+
+def test_the_drivers_part_beside_our_own_is_ours(nvml: FakeNvml) -> None:
+    """Seen on an H200: 527 MiB more in use, 518 of them booked for the process."""
+    sampler = NvmlSampler("cuda:0", nvml, {})
+    nvml.used[0] += 527 << 20
+    nvml.processes = [process(os.getpid(), 518 << 20)]
+    assert sampler.measure_base() == 527 << 20
+    nvml.used[0] += GIB
+    nvml.processes = [process(os.getpid(), (518 << 20) + GIB)]
+    memory = sampler.sample(own_bytes=0)
+    assert (memory.own_bytes, memory.foreign_bytes) == ((527 << 20) + GIB, GIB)
+    assert sampler.told_bytes == memory.own_bytes
+
+
+def test_another_program_that_starts_meanwhile_is_not_the_drivers_part(nvml: FakeNvml) -> None:
+    sampler = NvmlSampler("cuda:0", nvml, {})
+    nvml.used[0] += GIB
+    nvml.processes = [process(os.getpid(), 518 << 20), process(1, 500 << 20)]
+    assert sampler.measure_base() == 518 << 20
 
 
 def test_own_use_by_the_process_list(nvml: FakeNvml) -> None:
