@@ -20,10 +20,12 @@ class Device(Protocol):
 
     Attributes:
         unit: what it rounds up to.
+        slack_bytes: what the driver takes for itself now and then.
     """
 
     vmm: Vmm
     unit: int
+    slack_bytes: int
 
     def malloc(self, size: int) -> int:
         """The address; MemoryError where it is refused."""
@@ -69,6 +71,7 @@ class StubDevice:
     """On the stand-ins; memory is main memory, so that it is read and written in place."""
 
     unit = 64 * KIB
+    slack_bytes = 0
 
     def __init__(self) -> None:
         # Locally, as ctypes loads llama.cpp: the library has to find the runtime by itself.
@@ -126,6 +129,7 @@ class CudaDevice:
     """A real GPU; the runtime is the one that llama.cpp would load."""
 
     unit = 2 * MIB
+    slack_bytes = 4 * MIB
 
     def __init__(self) -> None:
         self.runtime = ctypes.CDLL(cudart(), mode=ctypes.RTLD_GLOBAL)

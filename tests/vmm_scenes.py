@@ -45,6 +45,11 @@ def intact(device: Device, held: dict[int, bytes]) -> bool:
     return all(device.read(address, len(data)) == data for address, data in held.items())
 
 
+def uses(device: Device, wanted: int) -> None:
+    """So much device memory is taken."""
+    assert abs(device.used_bytes() - wanted) <= device.slack_bytes, (device.used_bytes(), wanted)
+
+
 def rounded(device: Device, *sizes: int) -> int:
     return sum(-(-size // device.unit) * device.unit for size in sizes)
 
@@ -68,16 +73,16 @@ def contents_come_back_at_the_same_addresses(device: Device) -> None:
     for _ in range(3):
         device.vmm.sleep(tag, keep=True)
         assert device.vmm.stat(tag).mapped_bytes == 0
-        assert device.used_bytes() == used - rounded(device, *sizes)
+        uses(device, used - rounded(device, *sizes))
         device.vmm.wake(tag)
-        assert device.used_bytes() == used
+        uses(device, used)
         assert intact(device, held)
     stat = device.vmm.stat(tag)
     assert stat.wake_map_ns > 0
     assert stat.wake_copy_ns > 0
     clear(device, held)
     assert device.vmm.stat(tag).bytes == 0
-    assert device.used_bytes() == used - rounded(device, *sizes)
+    uses(device, used - rounded(device, *sizes))
 
 
 @scene
@@ -157,7 +162,7 @@ def memory_is_freed_awake_and_asleep(device: Device) -> None:
         clear(device, held)
         assert device.vmm.stat(tag).allocations == 0
         assert device.vmm.stat(tag).backup_bytes == 0
-        assert device.used_bytes() == before
+        uses(device, before)
         # The tag's number may be used again.
         clear(device, fill(device, tag, MIB))
 
@@ -195,7 +200,7 @@ def outside_of_regions_and_for_strangers_the_runtime_answers(device: Device) -> 
     assert device.vmm.stat(tag).allocations == 1
     assert device.free(outer) == 0
     assert device.free(0) == 0
-    assert device.free(inner + 1) != 0, "not an address that was handed out"
+    assert device.free(inner + 16) != 0, "not an address that was handed out"
     assert device.free(inner) == 0
     with device.vmm.region(tag):
         assert device.free(device.malloc(0)) == 0

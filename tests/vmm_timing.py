@@ -1,0 +1,96 @@
+"""How fast memory sleeps and wakes on this GPU, beside the rate of pinned copies in the same run.
+
+``python -m vmm_timing`` prints one JSON object per size and one for the copies. Runs in a process
+with the preload library.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import sys
+import time
+from collections.abc import Callable
+
+from vmm_device import MIB, CudaDevice
+
+SIZES_MIB = (64, 196, 418, 664, 1024)
+TIMES = 7
+
+
+def best_s(work: Callable[[], object]) -> float:
+    """Of several runs, in seconds."""
+    times = []
+    for _ in range(TIMES):
+        begun = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - begun)
+    return min(times)
+
+
+def copy_rates(device: CudaDevice, size: int) -> dict[str, float]:
+    """GB/s in and out, between one block of pinned memory and one of plain device memory."""
+    host = ctypes.c_void_p()
+    runtime = device.runtime
+    runtime.cudaHostAlloc.argtypes = [
+        ctypes.POINTER(ctypes.c_void_p),
+        ctypes.c_size_t,
+        ctypes.c_uint,
+    ]
+    runtime.cudaFreeHost.argtypes = [ctypes.c_void_p]
+    assert not runtime.cudaHostAlloc(host, size, 0)
+    address = device.malloc(size)
+    into = best_s(lambda: runtime.cudaMemcpy(address, host, size, 1))
+    out = best_s(lambda: runtime.cudaMemcpy(host, address, size, 2))
+    assert device.free(address) == 0
+    assert not runtime.cudaFreeHost(host)
+    return {"in_gb_s": size / into / 1e9, "out_gb_s": size / out / 1e9}
+
+
+def moves(device: CudaDevice, size: int) -> dict[str, float]:
+    """Milliseconds of every move of one block of ``size`` bytes; the best of several."""
+    vmm, tag = device.vmm, device.vmm.new_tag()
+    with vmm.region(tag):
+        address = device.malloc(size)
+    begun = time.perf_counter()
+    vmm.back_up(tag)
+    backed_up = time.perf_counter() - begun
+    found: dict[str, list[float]] = {name: [] for name in ("sleep", "wake", "map", "copy")}
+    empty: dict[str, list[float]] = {"sleep_empty": [], "wake_empty": []}
+    for keep, times in ((True, found), (False, empty)):
+        for _ in range(TIMES):
+            begun = time.perf_counter()
+            vmm.sleep(tag, keep)
+            asleep = time.perf_counter()
+            vmm.wake(tag)
+            awake = time.perf_counter()
+            names = list(times)
+            times[names[0]].append(asleep - begun)
+            times[names[1]].append(awake - asleep)
+            if keep:
+                stat = vmm.stat(tag)
+                times["map"].append(stat.wake_map_ns / 1e9)
+                times["copy"].append(stat.wake_copy_ns / 1e9)
+    assert device.free(address) == 0
+    best = {f"{name}_ms": round(1e3 * min(times), 3) for name, times in {**found, **empty}.items()}
+    return {
+        "mib": size // MIB,
+        "back_up_ms": round(1e3 * backed_up, 3),
+        "pin_gb_s": round(size / backed_up / 1e9, 2),
+        **best,
+        "wake_gb_s": round(size / min(found["wake"]) / 1e9, 2),
+    }
+
+
+def main() -> None:
+    device = CudaDevice()
+    rates = copy_rates(device, 512 * MIB)
+    sys.stdout.write(json.dumps({"pinned": rates}) + "\n")
+    for mib in SIZES_MIB:
+        row = moves(device, mib * MIB)
+        row["of_pinned_percent"] = round(100 * row["wake_gb_s"] / rates["in_gb_s"], 1)
+        sys.stdout.write(json.dumps(row) + "\n")
+
+
+if __name__ == "__main__":
+    main()
