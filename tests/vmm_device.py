@@ -77,7 +77,7 @@ class StubDevice:
         # Locally, as ctypes loads llama.cpp: the library has to find the runtime by itself.
         self.client = ctypes.CDLL(os.environ["STUB_CLIENT"])
         self.runtime = ctypes.CDLL(os.environ["STUB_RUNTIME"])
-        self.stub = ctypes.CDLL(os.environ["VRAM_CONDUCTOR_LIBCUDA"])
+        self.stub = ctypes.CDLL(os.environ["STUB_CUDA"])
         self.client.client_free.argtypes = [ctypes.c_void_p]
         self.client.client_malloc.argtypes = [ctypes.POINTER(ctypes.c_void_p), ctypes.c_size_t]
         self.stub.stub_caps.argtypes = [ctypes.c_uint64, ctypes.c_uint64]

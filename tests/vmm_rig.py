@@ -66,7 +66,7 @@ class Rig:
 def vmm_library(folder: Path) -> Path:
     """The preload library as the product's flags make it, without a warning, but for one thing:
     its pinned memory comes in pieces of 64 KiB, so that there are several of them."""
-    return compile_c([build.SOURCE], folder / "vmm.so", *build.LIBRARIES, "-DCHUNK=65536")
+    return compile_c(list(build.SOURCES), folder / "vmm.so", *build.LIBRARIES, "-DCHUNK=65536")
 
 
 def stub_rig(folder: Path) -> Rig:
@@ -85,6 +85,7 @@ def stub_rig(folder: Path) -> Rig:
         {
             "LD_PRELOAD": str(vmm),
             "VRAM_CONDUCTOR_LIBCUDA": str(cuda),
+            "STUB_CUDA": str(cuda),
             "STUB_CLIENT": str(client),
             "STUB_RUNTIME": str(runtime),
             "PYTHONPATH": str(TESTS),

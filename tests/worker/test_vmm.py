@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+from fault_shim import Fault
 from vmm_faults import MOVES
 from vmm_rig import Rig, stub_rig
 from vmm_scenes import SCENES
@@ -16,6 +19,13 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Rig:
 @pytest.mark.parametrize("name", list(SCENES))
 def test_scene(rig: Rig, name: str) -> None:
     rig.run("vmm_scenes", name)
+
+
+def test_the_fault_shim_of_the_gpu_tests(rig: Rig, tmp_path: Path) -> None:
+    runtime, driver = rig.env["STUB_RUNTIME"], rig.env["VRAM_CONDUCTOR_LIBCUDA"]
+    fault = Fault(tmp_path, driver, runtime)
+    env = {**fault.env, "LD_PRELOAD": f"{rig.vmm}:{fault.env['LD_PRELOAD']}", "STUB_CUDA": driver}
+    rig.run("vmm_shim", str(fault.path), **env)
 
 
 @pytest.mark.parametrize("move", list(MOVES))
