@@ -143,6 +143,7 @@ def open_bed(
         host_cap_bytes=host_cap_bytes or HOST_CAP_BYTES[setting.kind],
         mode=mode,
         threads=setting.threads,
+        sleep=setting.sleep,
     )
     stage = Stage([device], worker=f"model_dirs = {setting.folders!r}\n{worker}")
     log: list[str] = []

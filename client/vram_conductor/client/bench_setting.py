@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from vram_conductor.client.probing import INSTALL
+from vram_conductor.protocol.config import SleepMode
 from vram_conductor.protocol.errors import (
     ErrorInfo,
     FailedPrecondition,
@@ -49,6 +50,7 @@ class Setting:
         models: smallest first.
         rounds: 0: as many as the bench finds right for this kind of device.
         threads: compute threads on cpu; 0: all.
+        sleep: of the device: ``off`` shows what it is worth.
         until_s: when to be done, on ``time.monotonic``'s clock: later rounds are left out.
     """
 
@@ -57,6 +59,7 @@ class Setting:
     rounds: int = 0
     threads: int = 0
     until_s: float = math.inf
+    sleep: SleepMode = "auto"
     extra: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -97,6 +100,7 @@ class Setting:
         return {
             "models": [{"name": model.name, "bytes": model.bytes} for model in self.models],
             "rounds": self.rounds,
+            "sleep": self.sleep,
             **self.extra,
         }
 

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
@@ -25,6 +25,7 @@ from vram_conductor.client.bench_setting import (
 )
 from vram_conductor.client.cli_run import check_worker_packages
 from vram_conductor.client.output import Output
+from vram_conductor.protocol.config import SleepMode
 from vram_conductor.protocol.errors import InvalidArgument
 
 Measure = Callable[[Setting, Callable[[str], None]], BenchReport]
@@ -61,6 +62,9 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         )
         verb.add_argument("--rounds", type=int, default=0, help="default: what the bench needs")
         verb.add_argument("--threads", type=int, default=0, help="cpu: compute threads; 0: all")
+        verb.add_argument(
+            "--sleep", choices=get_args(SleepMode), default="auto", help="off: without sleep"
+        )
         verb.add_argument(
             "--seconds", type=float, default=600.0, help="fewer rounds than would take longer"
         )
@@ -115,7 +119,7 @@ def make_setting(args: argparse.Namespace) -> Setting:
         raise InvalidArgument("bad_value", "--rounds and --threads must not be negative")
     device = check_device(args.device)
     until_s = time.monotonic() + args.seconds
-    return Setting(device, _models(args, device), args.rounds, args.threads, until_s)
+    return Setting(device, _models(args, device), args.rounds, args.threads, until_s, args.sleep)
 
 
 def _models(args: argparse.Namespace, device: str) -> tuple[BenchModel, ...]:

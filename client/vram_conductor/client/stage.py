@@ -22,7 +22,7 @@ from typing import Self
 
 from vram_conductor.client.supervisor import Supervisor
 from vram_conductor.client.sync import Conductor
-from vram_conductor.protocol.config import ENV_PREFIX
+from vram_conductor.protocol.config import ENV_PREFIX, SleepMode
 from vram_conductor.protocol.errors import Unavailable
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -32,7 +32,7 @@ POLL_S = 0.01
 
 @dataclass(frozen=True)
 class StageDevice:
-    """A ``cpu`` device of the stage; sizes in bytes."""
+    """A device of the stage; sizes in bytes, ``capacity_bytes`` 0 on cuda: the whole card."""
 
     id: str = "cpu"
     capacity_bytes: int = 1 << 30
@@ -40,6 +40,7 @@ class StageDevice:
     mode: str = "reserve"
     threads: int = 0
     kind: str = "cpu"
+    sleep: SleepMode = "auto"
 
     def section(self) -> str:
         """Its section of the configuration file."""
@@ -47,6 +48,7 @@ class StageDevice:
             f'[[device]]\nid = "{self.id}"\nkind = "{self.kind}"\n'
             f"capacity = {self.capacity_bytes}\n"
             f'host_cap = {self.host_cap_bytes}\nmode = "{self.mode}"\nthreads = {self.threads}\n'
+            f'sleep = "{self.sleep}"\n'
         )
 
 
