@@ -204,8 +204,8 @@ def compile_preload() -> None:
     again instead, so that a failure here is only said."""
     stamp = VENV / "preload-stamp"
     digest = hashlib.sha256()
-    for name in ("vmm.c", "build.py"):
-        digest.update((PRELOAD / name).read_bytes())
+    for path in sorted([*PRELOAD.glob("*.[ch]"), PRELOAD / "build.py"]):
+        digest.update(path.read_bytes())
     if stamp.exists() and stamp.read_text() == digest.hexdigest():
         return
     done = run("-m", "vram_conductor.worker.vmm.build")

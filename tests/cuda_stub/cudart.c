@@ -1,6 +1,7 @@
 /* A stand-in for libcudart: what runs outside regions, and for pointers that are not ours. */
 #include <pthread.h>
 #include <stdlib.h>
+#include <string.h>
 
 void stub_attach(void);
 
@@ -38,4 +39,72 @@ int cudaFree(void *pointer)
         }
     pthread_mutex_unlock(&lock);
     return result;
+}
+
+/* --- copies: done when their stream is waited for, and not before ------------------------------ */
+
+enum { PENDING = 65536, TO_DEVICE = 1, TO_HOST = 2, LAUNCH_FAILED = 719 };
+typedef struct { char *to; const char *from; size_t to_step, from_step, width, rows; void *stream; } Copy;
+static Copy pending[PENDING];
+static int queued, copies, waits, fail_after;
+
+void cudart_copies(int *made, int *waited)
+{
+    *made = copies;
+    *waited = waits;
+    copies = waits = 0;
+}
+
+/* The nth copy or wait from now fails; 0 disarms. */
+void cudart_arm(int nth) { fail_after = nth; }
+
+static int enqueue(Copy copy)
+{
+    int failed;
+    pthread_mutex_lock(&lock);
+    failed = fail_after > 0 && --fail_after == 0;
+    copies++;
+    if (!failed) {
+        if (queued == PENDING) abort();
+        pending[queued++] = copy;
+    }
+    pthread_mutex_unlock(&lock);
+    return failed ? LAUNCH_FAILED : 0;
+}
+
+int cudaMemcpyAsync(void *to, const void *from, size_t n, int kind, void *stream)
+{
+    if (kind == 3) { /* within the device: at once, so that an overtaking is seen */
+        memmove(to, from, n);
+        return 0;
+    }
+    return enqueue((Copy){to, from, n, n, n, 1, stream});
+}
+
+int cudaMemcpy2DAsync(void *to, size_t to_step, const void *from, size_t from_step, size_t width,
+                      size_t rows, int kind, void *stream)
+{
+    if ((kind != TO_DEVICE && kind != TO_HOST) || to_step < width || from_step < width ||
+        to_step >> 31 || from_step >> 31)
+        return 1;
+    return enqueue((Copy){to, from, to_step, from_step, width, rows, stream});
+}
+
+int cudaStreamSynchronize(void *stream)
+{
+    int left = 0, failed;
+    pthread_mutex_lock(&lock);
+    waits++;
+    failed = fail_after > 0 && --fail_after == 0;
+    for (int i = 0; i < queued; i++) {
+        Copy *copy = &pending[i];
+        if (copy->stream != stream)
+            pending[left++] = *copy;
+        else
+            for (size_t row = 0; row < copy->rows; row++)
+                memcpy(copy->to + row * copy->to_step, copy->from + row * copy->from_step, copy->width);
+    }
+    queued = left;
+    pthread_mutex_unlock(&lock);
+    return failed ? LAUNCH_FAILED : 0;
 }

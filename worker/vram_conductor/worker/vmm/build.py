@@ -1,4 +1,4 @@
-"""Compiles ``vmm.c``: ``python -m vram_conductor.worker.vmm.build`` prints the library's path.
+"""Compiles the preload library: ``python -m vram_conductor.worker.vmm.build`` prints its path.
 
 The result lies in the virtual environment, or where there is none, in the user's cache: the
 package's own folder may be read-only, or shared by machines. Its name holds a digest of all that
@@ -22,7 +22,8 @@ from pathlib import Path
 
 from vram_conductor.protocol.errors import ConductorError, FailedPrecondition
 
-SOURCE = Path(__file__).with_name("vmm.c")
+SOURCES = tuple(Path(__file__).with_name(name) for name in ("vmm.c", "gather.c"))
+HEADERS = (Path(__file__).with_name("vmm.h"),)
 COMPILERS = ("cc", "gcc", "clang")
 FLAGS = ("-O2", "-fPIC", "-shared", "-std=c11", "-fvisibility=hidden", "-Wall", "-Wextra")
 LIBRARIES = ("-pthread", "-ldl")
@@ -35,7 +36,8 @@ _UNFIT = (" ", "\t", "\n", ":")
 def file_name() -> str:
     """Of the library for this source, C library and machine."""
     digest = hashlib.blake2b(digest_size=8)
-    for part in (SOURCE.read_bytes(), " ".join((*FLAGS, *LIBRARIES)).encode()):
+    files = [path.read_bytes() for path in (*SOURCES, *HEADERS)]
+    for part in (*files, " ".join((*FLAGS, *LIBRARIES)).encode()):
         digest.update(len(part).to_bytes(8, "little") + part)
     digest.update(f"{platform.machine()} {'-'.join(platform.libc_ver())}".encode())
     return f"vmm-{digest.hexdigest()}.so"
@@ -116,7 +118,7 @@ def _compile(command: list[str], folder: Path) -> Path:
     os.close(number)
     try:
         done = subprocess.run(
-            [*command, *FLAGS, str(SOURCE), "-o", part, *LIBRARIES],
+            [*command, *FLAGS, *map(str, SOURCES), "-o", part, *LIBRARIES],
             capture_output=True,
             text=True,
             errors="replace",

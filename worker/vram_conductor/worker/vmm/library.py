@@ -27,7 +27,7 @@ from vram_conductor.protocol.errors import (
 )
 from vram_conductor.worker.vmm import preload
 
-ABI = 1
+ABI = 2
 """Of ``vmm.c``; another one is refused."""
 
 # The codes of vmm.c; _BACKUP is added by vmm_sleep to what the backup before it failed with.
@@ -97,6 +97,8 @@ class Vmm:
             function.argtypes, function.restype = arguments, ctypes.c_int
         library.vmm_begin.argtypes, library.vmm_begin.restype = [tag], tag
         library.vmm_end.argtypes, library.vmm_end.restype = [tag], None
+        library.vmm_gather_begin.argtypes, library.vmm_gather_begin.restype = [], None
+        library.vmm_gather_end.argtypes, library.vmm_gather_end.restype = [], ctypes.c_int
         self._library = library
 
     @classmethod
@@ -143,6 +145,25 @@ class Vmm:
             yield
         finally:
             self._library.vmm_end(before)
+
+    @contextmanager
+    def gathered(self) -> Iterator[None]:
+        """Copies of this thread between host and device are put together inside, and are done
+        when it is left, not before: nothing inside may read what it copies. Nests.
+
+        Raises:
+            Internal: ``driver_error``: at the end: not everything was copied.
+        """
+        self._library.vmm_gather_begin()
+        try:
+            yield
+        except BaseException:
+            self._library.vmm_gather_end()
+            raise
+        if code := self._library.vmm_gather_end():
+            raise Internal(
+                "driver_error", f"copying state failed with CUDA error {code}", cuda=code
+            )
 
     def stat(self, tag: int) -> TagStat:
         """What ``tag`` holds now; all 0 for one that has nothing. Waits for a move of the tag."""

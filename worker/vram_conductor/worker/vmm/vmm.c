@@ -26,8 +26,9 @@
 #include <string.h>
 #include <time.h>
 
-#define API __attribute__((visibility("default")))
-#define ABI 1
+#include "vmm.h"
+
+#define ABI 2
 #ifndef CHUNK
 #define CHUNK ((size_t)64 << 20) /* pinning holds the driver's locks: in pieces others get a turn */
 #endif
@@ -160,7 +161,7 @@ static int find_runtime(struct dl_phdr_info *info, size_t size, void *found)
 }
 
 /* Behind us in the search order, or, where libcudart was loaded locally, in that library. */
-static void *real(const char *name)
+void *vmm_real(const char *name)
 {
     void *function = dlsym(RTLD_NEXT, name);
     char *path = NULL;
@@ -178,14 +179,14 @@ static void *real(const char *name)
 static CUresult real_malloc(void **pointer, size_t bytes)
 {
     static CUresult (*_Atomic function)(void **, size_t); /* two threads store the same */
-    if (!function) function = (CUresult(*)(void **, size_t))real("cudaMalloc");
+    if (!function) function = (CUresult(*)(void **, size_t))vmm_real("cudaMalloc");
     return function ? function(pointer, bytes) : NOT_INITIALIZED;
 }
 
 static CUresult real_free(void *pointer)
 {
     static CUresult (*_Atomic function)(void *);
-    if (!function) function = (CUresult(*)(void *))real("cudaFree");
+    if (!function) function = (CUresult(*)(void *))vmm_real("cudaFree");
     return function ? function(pointer) : NOT_INITIALIZED;
 }
 

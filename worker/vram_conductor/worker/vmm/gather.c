@@ -1,0 +1,147 @@
+/* Copies that go together, also preloaded: cudaMemcpyAsync and cudaStreamSynchronize.
+ *
+ * llama.cpp copies a sequence's state tensor by tensor and run of cells by run of cells, and waits
+ * for every piece: some ten microseconds each, in which nothing is copied. Two sequences that
+ * generate side by side take cells in turns, and then every cell is a piece of its own. Between
+ * vmm_gather_begin() and vmm_gather_end() of a thread its copies between host and device are only
+ * put on their stream, those that lie at regular distances as one, and the thread waits once, at
+ * the end. Whoever gathers sees to it that nothing reads what is being copied before that.
+ *
+ * Other threads, and everything outside of the two calls, meet the runtime's own functions. */
+#define _GNU_SOURCE
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "vmm.h"
+
+typedef int cudaError;
+typedef void *cudaStream;
+
+enum { SUCCESS = 0, NOT_INITIALIZED = 3, TO_DEVICE = 1, TO_HOST = 2 };
+#define STEP_MAX ((size_t)1 << 30) /* a pitch of the runtime's 2D copy is below 2^31 */
+
+/* Rows of `width` bytes, each `to_step` and `from_step` behind the one before. */
+typedef struct {
+    uintptr_t to, from;
+    size_t width, to_step, from_step, rows;
+} Run;
+
+static _Thread_local struct {
+    int depth;
+    Run run; /* not on its stream yet; rows is 0 where there is none */
+    int kind;
+    cudaStream stream;
+    bool unfinished; /* something is on the stream that nobody has waited for */
+    cudaError failed; /* the first error */
+} own;
+
+static cudaError real_copy(uintptr_t to, uintptr_t from, size_t n, int kind, cudaStream stream)
+{
+    typedef cudaError (*Copy)(void *, const void *, size_t, int, cudaStream);
+    static _Atomic(Copy) function; /* two threads store the same */
+    if (!function) function = (Copy)vmm_real("cudaMemcpyAsync");
+    if (!function) return NOT_INITIALIZED;
+    return function((void *)to, (const void *)from, n, kind, stream);
+}
+
+static cudaError real_copy_rows(const Run *run, int kind, cudaStream stream)
+{
+    typedef cudaError (*Copy)(void *, size_t, const void *, size_t, size_t, size_t, int, cudaStream);
+    static _Atomic(Copy) function;
+    if (!function) function = (Copy)vmm_real("cudaMemcpy2DAsync");
+    if (!function) return NOT_INITIALIZED;
+    return function((void *)run->to, run->to_step, (const void *)run->from, run->from_step,
+                    run->width, run->rows, kind, stream);
+}
+
+static cudaError real_wait(cudaStream stream)
+{
+    typedef cudaError (*Wait)(cudaStream);
+    static _Atomic(Wait) function;
+    if (!function) function = (Wait)vmm_real("cudaStreamSynchronize");
+    return function ? function(stream) : NOT_INITIALIZED;
+}
+
+static void note(cudaError error)
+{
+    if (error != SUCCESS && own.failed == SUCCESS) own.failed = error;
+}
+
+/* Put what was gathered on its stream. */
+static void flush(void)
+{
+    Run *run = &own.run;
+    if (run->rows == 1) note(real_copy(run->to, run->from, run->width, own.kind, own.stream));
+    if (run->rows > 1) note(real_copy_rows(run, own.kind, own.stream));
+    if (run->rows) own.unfinished = true;
+    run->rows = 0;
+}
+
+static void finish(void)
+{
+    flush();
+    if (own.unfinished) note(real_wait(own.stream));
+    own.unfinished = false;
+}
+
+/* Whether a copy continues what was gathered; if so it belongs to it now. */
+static bool joins(uintptr_t to, uintptr_t from, size_t n)
+{
+    Run *run = &own.run;
+    size_t to_step = to - run->to, from_step = from - run->from;
+    if (!run->rows) return false;
+    if (run->rows == 1 && to_step == run->width && from_step == run->width) {
+        run->width += n;
+        return true;
+    }
+    if (n != run->width) return false;
+    if (run->rows == 1) {
+        /* Backwards is further than any step. */
+        if (to_step < n || from_step < n || to_step >= STEP_MAX || from_step >= STEP_MAX)
+            return false;
+        run->to_step = to_step;
+        run->from_step = from_step;
+    } else if (to_step != run->rows * run->to_step || from_step != run->rows * run->from_step) {
+        return false;
+    }
+    run->rows++;
+    return true;
+}
+
+API cudaError cudaMemcpyAsync(void *to, const void *from, size_t n, int kind, cudaStream stream)
+{
+    uintptr_t target = (uintptr_t)to, source = (uintptr_t)from;
+    if (!own.depth || (kind != TO_DEVICE && kind != TO_HOST) || !n) {
+        if (own.depth) finish();
+        return real_copy(target, source, n, kind, stream);
+    }
+    if ((own.run.rows || own.unfinished) && stream != own.stream) finish();
+    if (own.run.rows && kind != own.kind) flush();
+    if (!joins(target, source, n)) {
+        flush();
+        own.run = (Run){.to = target, .from = source, .width = n, .rows = 1};
+        own.kind = kind;
+        own.stream = stream;
+    }
+    return SUCCESS;
+}
+
+API cudaError cudaStreamSynchronize(cudaStream stream)
+{
+    bool ours = own.depth && (own.run.rows || own.unfinished) && stream == own.stream;
+    return ours ? SUCCESS : real_wait(stream);
+}
+
+API void vmm_gather_begin(void)
+{
+    if (!own.depth++) own.failed = SUCCESS;
+}
+
+/* Everything has been copied when the outermost end returns; the first error, 0 if there is none. */
+API int vmm_gather_end(void)
+{
+    if (own.depth == 1) finish();
+    own.depth--;
+    return own.failed;
+}
