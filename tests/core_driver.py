@@ -3,14 +3,16 @@
 It keeps transcripts as the broker does, from STARTED and RUN_TOKENS alone, and computes pool
 shapes by the ledger's rule.
 
-Lanes come in three kinds: ``inline``; ``lockstep``: threads, and every step ends when nothing is
-under way, so that a test sees what it would see inline; ``free``: threads that go their own way.
+Lanes come in four kinds: ``inline``; ``lockstep``: threads, and every step ends when nothing is
+under way, so that a test sees what it would see inline; ``free``: threads that go their own way;
+``late``: no threads, but a dice says when something that is under way comes back.
 """
 
 from __future__ import annotations
 
 import queue
-from collections.abc import Sequence
+import random
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -46,7 +48,7 @@ from vram_conductor.protocol.values import (
 )
 from vram_conductor.worker.core import Core
 from vram_conductor.worker.engine import Engine
-from vram_conductor.worker.lane import InlineLanes, Lanes, ThreadLanes
+from vram_conductor.worker.lane import Errand, InlineLanes, Lanes, ThreadLanes
 from vram_conductor.worker.preparing import Preparer
 from vram_conductor.worker.store import Store
 from vram_conductor.worker.streams import Joining
@@ -55,7 +57,7 @@ GREEDY = Sampling(temperature=0.0)
 MS = 1_000_000
 WORKER_EPOCH = 7
 PATIENCE_S = 20.0
-LanesKind = Literal["inline", "lockstep", "free"]
+LanesKind = Literal["inline", "lockstep", "free", "late"]
 
 
 def key(text: str) -> ConversationKey:
@@ -104,6 +106,46 @@ class AgentSpec:
     kv_type: KVType
 
 
+class LateLanes:
+    """Carries errands out when it is told to, in any order."""
+
+    parallel = True
+
+    def __init__(self, dice: random.Random) -> None:
+        self.under_way: list[Errand] = []
+        self._dice = dice
+        self._finished: list[Errand] = []
+
+    def submit(self, errand: Errand) -> None:
+        assert all(other.lane != errand.lane for other in self.under_way)
+        self.under_way.append(errand)
+
+    def go_on(self) -> bool:
+        """Let some come back, or none; whether any did."""
+        some = self._dice.randint(0, len(self.under_way))
+        for _ in range(some):
+            errand = self.under_way.pop(self._dice.randrange(len(self.under_way)))
+            errand.carry_out()
+            self._finished.append(errand)
+        return some > 0
+
+    def finished(self) -> list[Errand]:
+        done, self._finished = self._finished, []
+        return done
+
+    def wait(self) -> list[Errand]:
+        while not self._finished:
+            assert self.under_way
+            self.go_on()
+        return self.finished()
+
+    def keep(self, names: Collection[str]) -> None:
+        assert all(errand.lane in names for errand in self.under_way)
+
+    def close(self) -> None:
+        self.under_way.clear()
+
+
 class Driver:
     """A core with a fake engine and a broker's view of it."""
 
@@ -125,11 +167,13 @@ class Driver:
         lanes: LanesKind | None = None,
         joining: Joining | None = None,
         sleepable: bool = False,
+        seed: int = 0,
     ) -> None:
         """``sleepable``: the fake engine's models and pools can sleep."""
         self.sleepable = sleepable
         self.kind = lanes or self.lanes_kind
         self.joining = joining
+        self.dice = random.Random(seed)
         self.lanes: Lanes = InlineLanes()
         self.woken: queue.SimpleQueue[None] = queue.SimpleQueue()
         self.real_engine, self.real_store = real_engine, real_store
@@ -147,6 +191,7 @@ class Driver:
         self.records: dict[ConversationKey, Record] = {}
         self.attempts: dict[int, Attempt] = {}
         self.answers: dict[int, Any] = {}
+        self.ended: set[int] = set()
         self.commands: dict[int, Command] = {}
         self._op = 0
         self.core = self._new_core()
@@ -155,7 +200,9 @@ class Driver:
     def _new_core(self) -> Core:
         self.lanes.close()
         self.lanes = InlineLanes()
-        if self.kind != "inline":
+        if self.kind == "late":
+            self.lanes = LateLanes(self.dice)
+        elif self.kind != "inline":
             self.lanes = ThreadLanes(lambda: self.woken.put(None))
         return Core(
             self.real_engine or self.engine,
@@ -270,7 +317,10 @@ class Driver:
     def budget(self, budget_bytes: int) -> None:
         """BUDGET; afterwards the device refuses to hold more."""
         self.budget_bytes = budget_bytes
-        self.device.limit_bytes = max(self.device.allocated_bytes, budget_bytes - self.base_bytes)
+        # A haul that is under way still keeps to the budget before.
+        late = self.kind in ("free", "late")
+        before = self.device.limit_bytes if late else self.device.allocated_bytes
+        self.device.limit_bytes = max(before, budget_bytes - self.base_bytes)
         op = self.send(Budget, budget_bytes=budget_bytes)
         assert isinstance(self.answer(op), WorkerOk)
         assert self.device.allocated_bytes <= max(0, budget_bytes - self.base_bytes)
@@ -320,6 +370,7 @@ class Driver:
 
     def restart_worker(self) -> None:
         """kill -9: everything on the device is gone, the store stays; agents come back."""
+        self.lanes.close()
         for attempt in self.attempts.values():
             if attempt.end is None:
                 attempt.end = Failed(
@@ -357,6 +408,8 @@ class Driver:
             return False
         if self.kind == "lockstep":
             self.core.settle()
+        elif isinstance(self.lanes, LateLanes):
+            return self.lanes.go_on()
         elif self.kind == "free":
             self.woken.get(timeout=PATIENCE_S)
         return True
@@ -381,12 +434,12 @@ class Driver:
             data: Any = message
             assert (data.broker_epoch, data.worker_epoch) == (self.epoch, WORKER_EPOCH)
             msgspec.msgpack.encode(data)
+            assert data.op not in self.ended, "something came after the end"
             attempt = self.attempts.get(data.op)
             if attempt is None:
                 assert data.op not in self.answers, "answered twice"
                 self.answers[data.op] = data
                 continue
-            assert attempt.end is None, "something came after the end"
             assert data.job == attempt.run.job
             self._collect_run(attempt, data, raw)
 
@@ -409,6 +462,7 @@ class Driver:
         else:
             assert isinstance(data, RunDone | Failed)
             attempt.end = data
+            self.ended.add(data.op)
             usage = data.usage
             if usage is not None:
                 assert usage.generated_tokens == len(attempt.ids)
