@@ -115,7 +115,30 @@ def leak(pyplot: Any, report: BenchReport) -> None:
     page.tight_layout(rect=_ROOM)
 
 
+def estimate(pyplot: Any, report: BenchReport) -> None:
+    """How far each estimate is over, in MiB and per cent, with the limits."""
+    points = report.data["points"]
+    size = (13, 1.8 + 0.3 * len(points))
+    page, (mib, share) = pyplot.subplots(1, 2, figsize=size, sharey=True)
+    for at, point in enumerate(points):
+        over, used = point["over_bytes"], max(1, point["used_bytes"])
+        color = GOOD if 0 <= over <= point["allowed_bytes"] else BAD
+        mib.barh(at, over / MIB, color=color, height=0.6)
+        mib.vlines(point["allowed_bytes"] / MIB, at - 0.4, at + 0.4, color=LIMIT, linestyle="--")
+        share.barh(at, 100 * over / used, color=color, height=0.6)
+        limit = 100 * point["allowed_bytes"] / used
+        share.vlines(limit, at - 0.4, at + 0.4, color=LIMIT, linestyle="--")
+    mib.set_yticks(range(len(points)), [point["name"] for point in points], fontsize=8)
+    mib.invert_yaxis()
+    for axes, label in ((mib, "MiB"), (share, "%")):
+        axes.axvline(0, color=LIMIT, linewidth=0.8)
+        axes.set_xlabel(f"promised over used, {label} (line: limit)")
+    page.suptitle("estimates before the load, over what the device uses after the warm-up")
+    page.tight_layout(rect=_ROOM)
+
+
 PICTURES: dict[str, Callable[[Any, BenchReport], None]] = {
+    "estimate": estimate,
     "leak": leak,
     "parallel": parallel,
     "switch": switch,

@@ -11,7 +11,7 @@ from typing import Any, get_args
 
 import msgspec
 
-from vram_conductor.client import bench_leak, bench_parallel, bench_switch
+from vram_conductor.client import bench_estimate, bench_leak, bench_parallel, bench_switch
 from vram_conductor.client.bench_plot import load_pyplot, plot
 from vram_conductor.client.bench_report import BenchReport
 from vram_conductor.client.bench_setting import (
@@ -32,6 +32,7 @@ Measure = Callable[[Setting, Callable[[str], None]], BenchReport]
 
 BENCHES: dict[str, tuple[Measure, str]] = {
     "switch": (bench_switch.measure, "what giving the device to another agent costs"),
+    "estimate": (bench_estimate.measure, "what is promised, and what the device then uses"),
     "leak": (bench_leak.measure, "what is in use after a thousand switches"),
     "parallel": (bench_parallel.measure, "several models at once over one after the other"),
 }
