@@ -24,14 +24,14 @@ SHAPE = PoolShape(256, 2)
 
 
 class Books:
-    """See ``Vmm``. ``full``: the next wake finds no memory."""
+    """See ``Vmm``. ``full``: the next wake finds no memory. ``broken``: so do copies."""
 
     def __init__(self, allocations: int = 1) -> None:
         self.allocations = allocations
         self.asleep: dict[int, bool] = {}
         self.backups: set[int] = set()
         self.inside: list[int] = []
-        self.full = False
+        self.full = self.broken = False
 
     def new_tag(self) -> int:
         self.asleep[len(self.asleep) + 1] = False
@@ -41,6 +41,12 @@ class Books:
     def region(self, tag: int) -> Iterator[None]:
         self.inside.append(tag)
         yield
+
+    @contextmanager
+    def gathered(self) -> Iterator[None]:
+        yield
+        if self.broken:
+            raise Internal("driver_error", "copying failed")
 
     def stat(self, tag: int) -> TagStat:
         backup = 77 if tag in self.backups else 0
@@ -126,6 +132,29 @@ def test_a_sleeping_pool_is_empty_and_refuses_work(model: LlamaModel, books: Boo
     pool.set_state(0, memoryview(blob))
     assert pool.pos_max(0) == 8
     pool.sleep()
+    pool.close()
+
+
+def test_a_copy_that_fails_is_told_and_empties_what_it_was_to_fill(
+    model: LlamaModel, books: Books
+) -> None:
+    pool = model.open_pool(SHAPE)
+    pool.decode([(0, some_ids(9, 1), 0, True)])
+    blob = bytearray(pool.state_bytes(0))
+    books.broken = True
+    with pytest.raises(Internal, match="copying failed"):
+        pool.get_state(0, memoryview(blob))
+    assert pool.pos_max(0) == 8
+    books.broken = False
+    pool.get_state(0, memoryview(blob))
+    books.broken = True
+    with pytest.raises(Internal, match="copying failed") as caught:
+        pool.set_state(1, memoryview(blob))
+    assert caught.value.reason == "state_failed"
+    assert (pool.pos_min(1), pool.pos_max(1)) == (-1, -1)
+    books.broken = False
+    pool.set_state(1, memoryview(blob))
+    assert pool.pos_max(1) == 8
     pool.close()
 
 
