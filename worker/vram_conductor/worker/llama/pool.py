@@ -200,7 +200,7 @@ class LlamaPool:
         STATE_HEADER.pack_into(into, 0, _STATE_MAGIC, self._regime)
         room = size - STATE_HEADER.size
         target = (ctypes.c_uint8 * room).from_buffer(into, STATE_HEADER.size)
-        with library().logs.capture() as capture:
+        with library().logs.capture() as capture, self._buffers.gathered():
             written = int(ll.llama_state_seq_get_data(self._context, target, room, slot))
         if written != room:
             raise Internal(
@@ -234,8 +234,12 @@ class LlamaPool:
             )
         body = np.frombuffer(blob, np.uint8, offset=STATE_HEADER.size)
         source = ctypes.cast(body.ctypes.data, ctypes.POINTER(ctypes.c_uint8))
-        with library().logs.capture() as capture:
-            read = int(ll.llama_state_seq_set_data(self._context, source, body.nbytes, slot))
+        try:
+            with library().logs.capture() as capture, self._buffers.gathered():
+                read = int(ll.llama_state_seq_set_data(self._context, source, body.nbytes, slot))
+        except Internal as error:
+            self._empty(slot)
+            raise _state_failed(slot, blob.nbytes, error.info.message) from error
         if read == body.nbytes and 0 <= self.pos_min(slot) <= self.pos_max(slot):
             return
         # Part of it may be there already, behind a pos_max of -1.

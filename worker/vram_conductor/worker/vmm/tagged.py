@@ -33,6 +33,16 @@ class Tagged:
             yield
         self.sleepable = self._vmm.stat(self._tag).allocations > 0
 
+    @contextmanager
+    def gathered(self) -> Iterator[None]:
+        """Copies of the calling thread wait for the device once, at the end, where they can; see
+        :meth:`Vmm.gathered`. Raises Internal ``driver_error``."""
+        if self._vmm is None:
+            yield
+            return
+        with self._vmm.gathered():
+            yield
+
     def back_up(self) -> None:
         """Copy the contents to pinned host memory, once. Raises Internal ``backup_failed``."""
         vmm = self._need()
