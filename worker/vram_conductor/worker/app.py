@@ -31,17 +31,19 @@ from vram_conductor.protocol.errors import ConductorError, InvalidArgument
 from vram_conductor.protocol.version import VERSION
 from vram_conductor.worker import logs
 from vram_conductor.worker.arena_dir import ArenaDir
+from vram_conductor.worker.capacity import CapacitySampler, open_gpu
 from vram_conductor.worker.core import Core
 from vram_conductor.worker.digest import Digester
 from vram_conductor.worker.engine import Estimator
 from vram_conductor.worker.estimating import Estimating
 from vram_conductor.worker.exits import EXIT_INTERNAL, EXIT_USAGE, exit_code
+from vram_conductor.worker.gauge import Gauge
 from vram_conductor.worker.kvstore import KVStore
 from vram_conductor.worker.lane import InlineLanes, Lanes, ThreadLanes
 from vram_conductor.worker.link import Arrived, Inbound, Link
 from vram_conductor.worker.llama import open_engine
 from vram_conductor.worker.llama.options import EngineOptions
-from vram_conductor.worker.loop import EngineLoop, Identity, Inbox, Sampler, Wake
+from vram_conductor.worker.loop import EngineLoop, Identity, Inbox, Wake
 from vram_conductor.worker.memory import CpuSampler
 from vram_conductor.worker.options import Options, parse
 from vram_conductor.worker.pin_cuda import CudaPinner
@@ -50,9 +52,12 @@ from vram_conductor.worker.preparer import ThreadPreparer
 from vram_conductor.worker.resolver import Resolver
 from vram_conductor.worker.stops import stop_signals, watch_supervisor
 from vram_conductor.worker.streams import JOIN_TOKENS, Joining
+from vram_conductor.worker.unexplained import Unexplained
 from vram_conductor.worker.vram import NvmlSampler
 
 log = logging.getLogger(__name__)
+
+DeviceSampler = CpuSampler | NvmlSampler | CapacitySampler
 
 SWITCH_S = 0.0005
 """How long a thread that computes in Python may keep others waiting: the engine thread asks for
@@ -106,6 +111,8 @@ def build(options: Options, inbox: Inbox, stack: ExitStack) -> EngineLoop:
     engine_options = engine_options_for(options, sampler)
     engine = open_engine(engine_options)
     stack.callback(engine.close)
+    if isinstance(sampler, CapacitySampler):
+        sampler.use(engine.used_bytes, engine.total_bytes)
     start_pinning(options, store.pinning)
     identity = Identity(
         worker_epoch=time.time_ns(),
@@ -154,7 +161,7 @@ class Parts:
     core: Core
     store: KVStore
     estimator: Estimator
-    sampler: Sampler
+    sampler: DeviceSampler
     identity: Identity
 
 
@@ -175,38 +182,50 @@ def connect(options: Options, parts: Parts, inbox: Inbox, stack: ExitStack) -> E
     estimating = Estimating(parts.estimator, resolver, digester, worker_epoch, link.send)
     stack.callback(estimating.close)
     route = router(inbox, estimating)
+    gauge = gauge_for(parts.core, parts.sampler)
     loop = EngineLoop(
         parts.core,
         parts.store,
         link,
         inbox,
-        parts.sampler,
+        gauge,
         resolver,
         digester,
         parts.identity,
         worker.sample_ms,
+        lambda: gauge.worn,
     )
     link.start()
     return loop
 
 
-def open_sampler(options: Options, store: KVStore) -> CpuSampler | NvmlSampler:
+def gauge_for(core: Core, sampler: DeviceSampler) -> Gauge:
+    """The sampler, watched."""
+    residency = core.residency
+
+    def add_base(size: int) -> None:
+        residency.base_bytes += size
+        residency.revision += 1
+
+    return Gauge(sampler, Unexplained(), add_base, lambda: not len(core.jobs), time.monotonic_ns)
+
+
+def open_sampler(options: Options, store: KVStore) -> DeviceSampler:
     """What measures the device."""
     device = options.device
-    if device.kind == "cuda":
-        return NvmlSampler(device.id)
     capacity_bytes = parse_bytes(device.capacity)
+    if device.kind == "cuda":
+        return open_gpu(device.id, capacity_bytes)
     return CpuSampler(device.id, capacity_bytes, store.capacity_bytes, lambda: store.used_bytes)
 
 
 def router(inbox: Inbox, estimating: Estimating) -> Callable[[Inbound], None]:
-    """Where what the broker sends goes: estimates to their own thread, all else to the engine."""
+    """Where what the broker sends goes: to the engine; estimates to their own thread, too."""
 
     def route(item: Inbound) -> None:
         if isinstance(item, Arrived) and isinstance(item.message, Estimate):
             estimating.submit(item.message)
-        else:
-            inbox.put(item)
+        inbox.put(item)  # of an estimate only that it came: it wants a fresh sample beside it
 
     return route
 
@@ -244,7 +263,7 @@ def start_pinning(options: Options, pinning: Pinning) -> None:
         pinning.give_up(error.info.message)
 
 
-def engine_options_for(options: Options, sampler: CpuSampler | NvmlSampler) -> EngineOptions:
+def engine_options_for(options: Options, sampler: DeviceSampler) -> EngineOptions:
     """The engine's settings; on cuda the process is narrowed to its one GPU first."""
     device = options.device
     uuid = ""
@@ -253,6 +272,8 @@ def engine_options_for(options: Options, sampler: CpuSampler | NvmlSampler) -> E
         # library is loaded.
         uuid = sampler.uuid
         os.environ["CUDA_VISIBLE_DEVICES"] = uuid
+    elif isinstance(sampler, CapacitySampler):
+        os.environ["CUDA_VISIBLE_DEVICES"] = sampler.target
     return EngineOptions(
         device_kind=device.kind,
         device_index=0,

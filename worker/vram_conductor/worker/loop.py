@@ -7,6 +7,7 @@ import os
 import queue
 import socket
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
@@ -17,6 +18,7 @@ from vram_conductor.protocol import limits
 from vram_conductor.protocol.commands import (
     Command,
     Drain,
+    Estimate,
     Failed,
     Load,
     Loaded,
@@ -25,10 +27,11 @@ from vram_conductor.protocol.commands import (
     WorkerBye,
     WorkerWelcome,
 )
-from vram_conductor.protocol.values import DeviceInfo, Line, Memory
+from vram_conductor.protocol.values import Line
 from vram_conductor.worker.core import Core
 from vram_conductor.worker.digest import Digester
 from vram_conductor.worker.exits import EXIT_OK, EXIT_TEMPORARY, EXIT_UNAVAILABLE
+from vram_conductor.worker.gauge import Sampler
 from vram_conductor.worker.link import (
     Arrived,
     Inbound,
@@ -77,13 +80,6 @@ class Spare(Protocol):
     def spare_bytes(self) -> int: ...
 
 
-class Sampler(Protocol):
-    """Memory of the device: ``memory.CpuSampler`` or ``vram.NvmlSampler``."""
-
-    def info(self) -> DeviceInfo: ...
-    def sample(self, own_bytes: int) -> Memory: ...
-
-
 @dataclass(frozen=True)
 class Identity:
     """What READY says about this process and does not change."""
@@ -111,7 +107,9 @@ class EngineLoop:
         digester: Digester,
         identity: Identity,
         sample_ms: int,
+        worn: Callable[[], bool] = lambda: False,
     ) -> None:
+        """``worn``: whether this process should be replaced, see ``gauge``."""
         self._core = core
         self._store = store
         self._link = link
@@ -121,6 +119,7 @@ class EngineLoop:
         self._digester = digester
         self._identity = identity
         self._reporter = Reporter(sample_ms)
+        self._worn = worn
         self._broker_epoch: int | None = None
         self._open = False
         self._loads: dict[tuple[int, int], Path] = {}
@@ -146,6 +145,8 @@ class EngineLoop:
                 log.error("the device computes nothing any more: leaving with %d", EXIT_TEMPORARY)
                 return EXIT_TEMPORARY
             self._emit()
+            if self._worn():
+                return EXIT_TEMPORARY  # every state is parked: no job runs or waits
             if self._core.drained:
                 self._link.send((WorkerBye(worker_epoch=self._identity.worker_epoch), []))
                 return EXIT_OK
@@ -181,6 +182,8 @@ class EngineLoop:
         match item:
             case Arrived(message, raw) if isinstance(message, WorkerWelcome):
                 self._welcome(message)
+            case Arrived(message, raw) if isinstance(message, Estimate):
+                self._reporter.hurry(time.monotonic_ns())  # it is answered elsewhere
             case Arrived(message, raw) if isinstance(message, Command):
                 self._command(message, raw)
             case SessionLost():

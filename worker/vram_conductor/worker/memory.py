@@ -147,6 +147,9 @@ def host_memory(cgroup_root: Path = Path("/sys/fs/cgroup")) -> HostMemory:
 class CpuSampler:
     """Samples a cpu device.
 
+    Attributes:
+        told_bytes: None: the system does not tell whose buffers its memory is.
+
     Args:
         device: its id.
         capacity_bytes, host_cap_bytes: see :func:`cpu_memory`; capacity 0 means all that is not
@@ -157,6 +160,8 @@ class CpuSampler:
     Raises:
         OutOfRange: ``capacity_beyond_memory``: more was configured than the machine has.
     """
+
+    told_bytes: int | None = None
 
     def __init__(
         self,

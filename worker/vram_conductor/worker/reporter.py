@@ -5,6 +5,9 @@ from __future__ import annotations
 MIN_MS = 50
 """Changes that follow one another faster are told together."""
 
+FRESH_NS = 250_000_000
+"""A memory sample that is younger will do for an admission."""
+
 SHARE = 100
 """At most one part in so many of the time goes into reports on changes."""
 
@@ -30,6 +33,11 @@ class Reporter:
     def restart(self) -> None:
         """A new session: the broker knows nothing."""
         self._told_ns = None
+
+    def hurry(self, now_ns: int) -> None:
+        """Somebody is about to decide by the last sample: take another, unless it is fresh."""
+        if self._told_ns is not None and now_ns - self._told_ns > FRESH_NS:
+            self._told_ns = None
 
     def next_ns(self, revision: int, now_ns: int) -> int:
         """When the next report is due."""

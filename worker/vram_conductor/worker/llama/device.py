@@ -30,6 +30,7 @@ class CudaDevice:
     process ends: it belongs to ``base``.
 
     Attributes:
+        total_bytes: what the driver says it has.
         sm_count: multiprocessors.
         compute: compute capability, 90 for 9.0.
 

@@ -30,13 +30,13 @@ class LlamaEngine:
         self.options = options
         self.device_kind: Literal["cuda", "cpu"] = options.device_kind
         self.build: str = library().build
-        self.mechanism: Mechanism
-        self._vmm, self.mechanism, self.mechanism_note = choose_mechanism(options)
         self._device: CudaDevice | None = None
         gpu: Gpu | None = None
         if options.device_kind == "cuda":
             self._device = CudaDevice()
             gpu = calibrate(self._device, options)
+        self.mechanism: Mechanism
+        self._vmm, self.mechanism, self.mechanism_note = choose_mechanism(options)
         self.estimator = LlamaEstimator(options, gpu)
         self.estimator.start()
         self._facts: dict[str, Facts] = {}
@@ -51,6 +51,11 @@ class LlamaEngine:
     def used_bytes(self) -> int | None:
         """See ``engine.Engine``. Any thread."""
         return None if self._device is None else self._device.used_bytes()
+
+    @property
+    def total_bytes(self) -> int | None:
+        """What the driver says the device has; None on cpu."""
+        return None if self._device is None else self._device.total_bytes
 
     def close(self) -> None:
         """End the estimator's child process; models and pools are closed by their owner."""

@@ -1,0 +1,102 @@
+"""The memory sampler of a worker that serves: what a sample shows is acted on.
+
+On the engine thread, between two moves, like the samples themselves.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Protocol
+
+import msgspec
+
+from vram_conductor.protocol.errors import Unavailable
+from vram_conductor.protocol.values import DeviceInfo, Memory
+from vram_conductor.worker.unexplained import Unexplained
+
+log = logging.getLogger(__name__)
+
+
+class Sampler(Protocol):
+    """Memory of the device."""
+
+    def info(self) -> DeviceInfo: ...
+    def sample(self, own_bytes: int) -> Memory: ...
+
+
+class Measures(Sampler, Protocol):
+    """``vram.NvmlSampler``, ``capacity.CapacitySampler`` or ``memory.CpuSampler``."""
+
+    told_bytes: int | None
+
+
+class Gauge:
+    """A :class:`Sampler` over another one.
+
+    Args:
+        add_base: takes what the process took for itself since it started.
+        idle: whether no job runs or waits.
+        clock: monotonic, in nanoseconds.
+
+    Attributes:
+        worn: the process keeps memory that nobody can account for, and nothing runs: it should be
+            replaced.
+    """
+
+    def __init__(
+        self,
+        sampler: Measures,
+        unexplained: Unexplained,
+        add_base: Callable[[int], None],
+        idle: Callable[[], bool],
+        clock: Callable[[], int],
+    ) -> None:
+        self._sampler = sampler
+        self._unexplained = unexplained
+        self._add_base = add_base
+        self._idle = idle
+        self._clock = clock
+        self._last: tuple[Memory, int] | None = None
+        self.worn = False
+
+    def info(self) -> DeviceInfo:
+        """The device as READY reports it."""
+        return self._sampler.info()
+
+    def sample(self, own_bytes: int) -> Memory:
+        """Sample now; ``own_bytes``: what the worker counts, the base included.
+
+        Where NVML fails for once, the last sample as it has aged: nothing is admitted on an old
+        one.
+
+        Raises:
+            Unavailable: ``gpu_lost``; and whatever fails at the first sample.
+        """
+        now_ns = self._clock()
+        try:
+            memory = self._sampler.sample(own_bytes)
+        except Unavailable as error:
+            if self._last is None or error.reason == "gpu_lost":
+                raise
+            log.warning("no memory sample: %s", error.info.message)
+            memory, taken_ns = self._last
+            return msgspec.structs.replace(memory, age_ms=(now_ns - taken_ns) // 1_000_000)
+        self._last = memory, now_ns
+        if self._sampler.info().kind == "cuda":
+            self._judge(own_bytes, memory, now_ns)
+        return memory
+
+    def _judge(self, own_bytes: int, memory: Memory, now_ns: int) -> None:
+        verdict = self._unexplained.observe(
+            own_bytes, memory.used_bytes, self._sampler.told_bytes, now_ns, idle=self._idle()
+        )
+        if verdict.drift_bytes:
+            self._add_base(verdict.drift_bytes)
+        if verdict.recycle and not self.worn:
+            log.error(
+                "%d bytes of the device are in use by this process and belong to nothing that it "
+                "knows of: a new one will take over",
+                verdict.unexplained_bytes,
+            )
+        self.worn = verdict.recycle
