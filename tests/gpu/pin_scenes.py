@@ -88,6 +88,16 @@ class Device:
             found[name] = round(size / statistics.median(seconds[1:]) / 1e9, 2)
         return found
 
+    def pieces(self, address: int, size: int, n: int) -> dict[str, float]:
+        """GB/s in and out, in ``n`` pieces, each of which is waited for."""
+        found = {}
+        for name, copy in (("in", self.copy_in), ("out", self.copy_out)):
+            began = time.perf_counter()
+            for at in range(n):
+                assert copy(address + at * size, size) == 0
+            found[name] = round(n * size / (time.perf_counter() - began) / 1e9, 2)
+        return found
+
 
 def say(what: object) -> None:
     sys.stdout.write(f"{what}\n")
@@ -150,6 +160,9 @@ def rates() -> dict[str, Any]:
         found["registered"] = device.rates(address, SIZE)
         half = 2 * PIECE_BYTES
         found["across_pieces"] = device.rates(address + PIECE_BYTES // 2, half)
+        # Where llama.cpp's tensors lie in a state: at no round address.
+        found["askew"] = device.rates(address + 12, SIZE - 4096)
+        found["by_4_mib"] = device.pieces(address + 12, 4 * MIB, 32)
         began = time.perf_counter()
         made.close()
         found["unpin_ms"] = round((time.perf_counter() - began) * 1e3, 2)

@@ -2,7 +2,8 @@
 
 As in the product: a pool's sequence goes into the arena's own memory and comes back from there.
 Medians in milliseconds, GB/s are 1e9 bytes per second. On cuda the first park of a half goes to
-pageable memory, later ones to pinned memory, and both are told.
+pageable memory, later ones to pinned memory, and both are told. With the preload library
+(``gathered``) a state's pieces are copied together.
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ class Bed:
         )
         engine = open_engine(options)
         stack.callback(engine.close)
+        self.gathered = engine.mechanism == "vmm-sleep"
         self.pinning = Pinning(1 << 40, CudaPinner(options.device_index)) if cuda else Pinning()
         stack.callback(self.pinning.close)
         self.model = engine.load(str(model_path), "bench")
@@ -177,6 +179,7 @@ def measure(
         found: dict[str, Any] = {
             "device": device,
             "tokens": bed.tokens,
+            "gathered": bed.gathered,
             "spans": bed.pinning.spans,
             "pinned": bed.store.pinned(_KEY),
             "first_park": first,
