@@ -160,7 +160,12 @@ def test_a_picture_is_a_png_where_matplotlib_is_installed(tmp_path: Path) -> Non
     pytest.importorskip("matplotlib", reason="matplotlib is not installed (extra: plot)")
     report = BenchReport("leak", "cuda:0", "a GPU")
     report.data = {
-        "watch": {"s": [0, 1], "bytes": [1 << 30, 1 << 29], "marks": [{"s": 0.5, "what": "x"}]},
+        "watch": {
+            "s": [0, 1],
+            "bytes": [1 << 30, 1 << 29],
+            "marks": [{"s": 0.5, "what": "x"}],
+            "lines": [[0.5, 1 << 29]],
+        },
         "cap_bytes": 1 << 30,
         "foreign_bytes": 0,
     }

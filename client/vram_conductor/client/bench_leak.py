@@ -18,6 +18,7 @@ MIB = 1 << 20
 BACK_MIB = 4.0
 WARM_UP = 20
 REFILL_EVERY = 200
+LINES_EVERY = 10
 N_CTX = {"cuda": 4096, "cpu": 1024}
 TOKENS = {"cuda": 640, "cpu": 64}
 SWITCHES_SHARE = 0.55
@@ -32,6 +33,7 @@ class Levels:
         fresh: the worker has started.
         empty_before, empty_after: nobody is registered, before and after the switches.
         before, after: both agents are, the same one is on the device.
+        unexplained: in use at ``before``, and in no line of the worker's.
     """
 
     fresh: int
@@ -39,6 +41,7 @@ class Levels:
     before: int
     after: int
     empty_after: int
+    unexplained: int
     switches: int
     seconds: float
 
@@ -96,6 +99,7 @@ def _switches(
     _refill(setting, bed, cast)
     _alternate(bed, cast, WARM_UP if setting.on_cuda else 2)
     before = watch.now()
+    unexplained = _note_lines(bed, watch)
     wanted = setting.number(cuda=1000, cpu=10)
     say(f"{wanted} switches")
     watch.mark(f"{wanted} switches")
@@ -106,12 +110,21 @@ def _switches(
             _refill(setting, bed, cast)
         _alternate(bed, cast, 2)
         done += 2
+        if done % LINES_EVERY == 0:
+            _note_lines(bed, watch)
     seconds = watch.at_s[-1] - begin_s
     watch.mark("done")
     after = watch.now()
     _leave(bed, cast)
     watch.mark("all unregistered")
-    return Levels(fresh, empty_before, before, after, watch.now(), done, seconds)
+    return Levels(fresh, empty_before, before, after, watch.now(), unexplained, done, seconds)
+
+
+def _note_lines(bed: Bed, watch: MemoryWatch) -> int:
+    """Compare with what the worker says; the bytes that no line explains."""
+    status = bed.status()
+    watch.note_lines(status.resident_bytes + _foreign(status))
+    return status.unattributed_bytes
 
 
 def _leave(bed: Bed, cast: list[Role]) -> None:
@@ -153,6 +166,9 @@ def _level_rows(report: BenchReport, levels: Levels) -> None:
     for key, what, n_bytes, note in rows:
         wanted = BACK_MIB if on_cuda else None
         report.add(Figure(key, what, n_bytes / MIB, "MiB", wanted, "<=", note))
+    if on_cuda:
+        what = "in use and in no line of the ledger, at rest"
+        report.add(Figure("unexplained", what, levels.unexplained / MIB, "MiB"))
 
 
 def _peak_row(report: BenchReport, watch: MemoryWatch, status: DeviceStatus) -> None:

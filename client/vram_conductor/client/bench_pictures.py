@@ -96,15 +96,20 @@ def bars(axes: Any, rows: Sequence[Figure], label: str) -> None:
 def leak(pyplot: Any, report: BenchReport) -> None:
     """Memory in use over time, against the cap."""
     page, axes = pyplot.subplots(figsize=(12, 5))
+    on_cuda = report.device.startswith("cuda")
     for name in ("watch", "walk"):
         watch = report.data.get(name)
         if not watch:
             continue
         axes.plot(watch["s"], [used / MIB for used in watch["bytes"]], linewidth=0.8, label=name)
+        if on_cuda and watch["lines"]:
+            times, sizes = zip(*watch["lines"], strict=True)
+            label = "the worker's lines and what others use"
+            axes.plot(times, [size / MIB for size in sizes], ".", color=GOOD, label=label)
         for mark in watch["marks"]:
             axes.axvline(mark["s"], color=LIMIT, linewidth=0.6, linestyle=":")
             axes.text(mark["s"], 0.02, f" {mark['what']}", transform=axes.get_xaxis_transform())
-    if report.device.startswith("cuda"):
+    if on_cuda:
         limit = (report.data["cap_bytes"] + report.data["foreign_bytes"]) / MIB
         axes.axhline(limit, color=BAD, linestyle="--", label="cap (and what others use)")
     axes.set_ylim(bottom=0)

@@ -43,12 +43,14 @@ class MemoryWatch:
     Attributes:
         at_s, used_bytes: the samples, times on ``time.perf_counter``'s clock.
         marks: what happened when.
+        lines: what the worker said it had on the device, and others: (time, bytes).
     """
 
     def __init__(self, device: str, pid: int, period_ms: int = 20) -> None:
         self.at_s: list[float] = []
         self.used_bytes: list[int] = []
         self.marks: list[Mark] = []
+        self.lines: list[tuple[float, int]] = []
         self._first = threading.Event()
         arguments = ["--device", device, "--pid", str(pid), "--period-ms", str(period_ms)]
         self._process = subprocess.Popen(
@@ -72,6 +74,10 @@ class MemoryWatch:
     def mark(self, what: str) -> None:
         """Something happens now."""
         self.marks.append(Mark(time.perf_counter(), what))
+
+    def note_lines(self, n_bytes: int) -> None:
+        """The worker's own sum, as STATUS has it now."""
+        self.lines.append((time.perf_counter(), n_bytes))
 
     def now(self) -> int:
         """Bytes in use once what was under way is over: a while without a change.
@@ -99,12 +105,13 @@ class MemoryWatch:
         """For the JSON: peaks of equal stretches, so that none is lost; seconds since the first
         sample."""
         if not self.at_s:
-            return {"s": [], "bytes": [], "marks": []}
+            return {"s": [], "bytes": [], "marks": [], "lines": []}
         zero, each = self.at_s[0], -(-len(self.at_s) // points_max)
         starts = range(0, len(self.at_s), each)
         return {
             "s": [round(self.at_s[at] - zero, 3) for at in starts],
             "bytes": [max(self.used_bytes[at : at + each]) for at in starts],
+            "lines": [[round(when - zero, 3), size] for when, size in self.lines],
             "marks": [{"s": round(mark.s - zero, 3), "what": mark.what} for mark in self.marks],
         }
 
