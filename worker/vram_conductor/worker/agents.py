@@ -18,6 +18,9 @@ from vram_conductor.worker.snapshot import world
 from vram_conductor.worker.traffic import Haul, Traffic, touches
 from vram_conductor.worker.world import Move
 
+SCRATCH_SLACK_BYTES = 8 << 20
+"""An estimate of scratch is at most so much above the truth."""
+
 log = logging.getLogger(__name__)
 
 
@@ -111,8 +114,9 @@ class Agents:
             residency.weights[command.model] = weights
         elif not weights.measured:
             weights.bytes = command.weights_bytes
-        # Never less than was told once: the promise to the others counts on it.
-        weights.scratch_bytes = max(weights.scratch_bytes, command.scratch_bytes)
+        if command.scratch_bytes > weights.scratch_bytes + SCRATCH_SLACK_BYTES:
+            # More slots may need more; otherwise what was measured is the truth.
+            weights.scratch_bytes, weights.scratch_measured = command.scratch_bytes, False
         weights.doomed = False
         weights.path = command.path
         key = pool_key(command.model, command.shape.kv_type)
@@ -162,9 +166,12 @@ class Agents:
         return Sizes(
             weights.bytes,
             pool.open_bytes if fits else None,
-            0 if fits and not self._has_scratch else None,
+            weights.scratch_bytes if fits and self._knows_scratch(weights) else None,
             digest,
         )
+
+    def _knows_scratch(self, weights: Weights) -> bool:
+        return weights.scratch_measured or not self._has_scratch
 
     def _undo(self, command: Load, before: _Before) -> None:
         residency = self._residency

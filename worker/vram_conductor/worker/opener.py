@@ -9,6 +9,7 @@ from vram_conductor.protocol.errors import ConductorError
 from vram_conductor.worker.engine import Engine
 from vram_conductor.worker.measured import check_measured
 from vram_conductor.worker.residency import PoolState, Residency, Slot
+from vram_conductor.worker.unexplained import settle_scratch
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +58,7 @@ class Opener:
         after = self._engine.used_bytes()
         if after is not None:
             measured = max(0, after - before - pool.open_bytes)
-            pool.weights.scratch_bytes = max(pool.weights.scratch_bytes, measured)
+            pool.weights.scratch_bytes = settle_scratch(pool.weights.scratch_bytes, measured)
             pool.weights.scratch_measured = True
 
     def close(self, pool: PoolState) -> None:

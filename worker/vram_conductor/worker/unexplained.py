@@ -27,6 +27,8 @@ SCRATCH_BELOW_BYTES, SCRATCH_ABOVE_BYTES = 8 * MIB, 64 * MIB
 def settle_scratch(estimated_bytes: int, measured_bytes: int) -> int:
     """What a live context is counted with: the measurement, unless others came or went while it
     was taken."""
+    if not estimated_bytes:
+        return measured_bytes
     low = estimated_bytes - SCRATCH_BELOW_BYTES
     high = estimated_bytes + SCRATCH_ABOVE_BYTES
     return measured_bytes if max(0, low) <= measured_bytes <= high else estimated_bytes

@@ -183,29 +183,30 @@ def _runs() -> Cases:
     }
 
 
+def _estimated(echo: dict[str, Any]) -> commands.Estimated:
+    return commands.Estimated(
+        **echo,
+        model=MODEL,
+        shape=SHAPE,
+        weights_bytes=91_000_000,
+        pool_bytes=120_000_000,
+        kv_bytes=100_000_000,
+        compute_bytes=20_000_000,
+        recurrent_bytes=1_000_000,
+        state_bytes=23_000_000,
+        fit_cells=8192,
+        cached=True,
+        ms=0.25,
+        scratch_bytes=12_582_912,
+    )
+
+
 def worker_replies() -> Cases:
     """Every message of a worker to the broker."""
     c = commands
     echo: dict[str, Any] = {"broker_epoch": EPOCH, "op": 12, "worker_epoch": WORKER_EPOCH}
     return {
-        "estimated": (
-            c.Estimated(
-                **echo,
-                model=MODEL,
-                shape=SHAPE,
-                weights_bytes=91_000_000,
-                pool_bytes=120_000_000,
-                kv_bytes=100_000_000,
-                compute_bytes=20_000_000,
-                recurrent_bytes=1_000_000,
-                state_bytes=23_000_000,
-                fit_cells=8192,
-                cached=True,
-                ms=0.25,
-                scratch_bytes=12_582_912,
-            ),
-            [],
-        ),
+        "estimated": (_estimated(echo), []),
         "loaded_unmeasured": (c.Loaded(**echo), []),
         "loaded_full": (
             c.Loaded(
