@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 from core_driver import GREEDY, Attempt, Driver
 from fake_engine import ModelSpec, reference
@@ -240,3 +242,71 @@ def test_a_budget_of_nothing_and_back() -> None:
     driver.budget(ROOM_FOR_ONE)
     turns(driver, 1)
     assert len(driver.engine.loads) == 3
+
+
+# --- beside one another ---------------------------------------------------------------------------
+
+
+def on_a_gpu(driver: Driver) -> Driver:
+    """Wakes of weights run on a thread of their own there."""
+    driver.engine.device_kind = "cuda"
+    return driver
+
+
+def test_kv_comes_back_while_its_weights_still_wake() -> None:
+    driver = three()
+    turns(driver, 1)
+    on_a_gpu(driver)
+    copied = threading.Event()
+
+    def wake() -> None:
+        if threading.current_thread().name == "waker":
+            assert copied.wait(20.0), "the state waits for the weights"
+
+    driver.engine.faults.wake = wake
+    driver.engine.faults.set = copied.set
+    attempt = driver.say("full", "more")
+    assert right(driver, attempt, "full")
+    assert attempt.done.usage.swap.restored
+    assert not driver.device.violations
+
+
+def test_old_kv_leaves_while_the_new_weights_wake() -> None:
+    driver = three()
+    turns(driver, 1)
+    on_a_gpu(driver)
+    # A job that runs has a slot that no checkpoint covers.
+    long = driver.run("chain", prompt="abc", continue_=True, max_tokens=100)
+    while not driver.attempts[long].ids:
+        driver.step()
+    copied = threading.Event()
+
+    def wake() -> None:
+        if threading.current_thread().name == "waker":
+            assert copied.wait(20.0), "the state waits for the weights"
+
+    driver.engine.faults.wake = wake
+    driver.engine.faults.get = copied.set
+    quick = driver.run("full", prompt="def", continue_=True, max_tokens=5, priority=9)
+    first, second = driver.finish(long, quick)
+    assert right(driver, first, "chain")
+    assert right(driver, second, "full")
+    assert not driver.device.violations
+
+
+def test_a_wake_that_fails_beside_other_moves_leaves_the_job_waiting() -> None:
+    driver = three()
+    turns(driver, 1)
+    on_a_gpu(driver)
+    left = [3]
+
+    def wake() -> None:
+        if threading.current_thread().name == "waker" and left[0]:
+            left[0] -= 1
+            raise ResourceExhausted("wake_failed", "not now", retryable=True, free_bytes=0)
+
+    driver.engine.faults.wake = wake
+    assert right(driver, driver.say("full", "more"), "full")
+    assert left == [0]
+    driver.core.residency.validate()
+    turns(driver, 1)
