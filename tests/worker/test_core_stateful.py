@@ -326,9 +326,8 @@ class Sleep(Life):
     @invariant()
     def pinned(self) -> None:
         """Backups lie in what the store lends, and none is forgotten."""
-        if hasattr(self, "driver"):
+        if hasattr(self, "driver") and not self.driver.core.hauling:
             driver = self.driver
-            driver.core.settle()
             lent = sum(item.lent_bytes for item in driver.core.residency.weights.values())
             assert driver.store.lent_bytes == lent == driver.device.pinned_bytes
             assert driver.device.allocated_bytes == driver.core.residency.resident_bytes()
