@@ -31,3 +31,8 @@ def test_the_fault_shim_of_the_gpu_tests(rig: Rig, tmp_path: Path) -> None:
 @pytest.mark.parametrize("move", list(MOVES))
 def test_every_call_of_the_driver_may_fail(rig: Rig, move: str) -> None:
     rig.run("vmm_faults", move)
+
+
+@pytest.mark.parametrize("play", ["machine", "threads"])
+def test_random_moves(rig: Rig, play: str) -> None:
+    rig.run("vmm_random", play)
