@@ -383,16 +383,31 @@ def test_no_victim_could_have_been_spared(there: World, data: st.DataObject) -> 
         assert fewer.bytes(there) < deficit
 
 
+def test_an_opening_at_registration_only_puts_idle_things_to_sleep() -> None:
+    there = world(150, closed("a"), weights("a"), pool("b", "x"), tired("b"))
+    assert plan_open(there, "a", gentle=True) == Plan(
+        (Drop("b", 0), SleepPool("b"), OpenPool("a", ONE))
+    )
+    for other in (pool("b", "x", jobs=1), replace(pool("b", "x"), sleepable=False)):
+        there = world(150, closed("a"), weights("a"), other, tired("b"))
+        assert plan_open(there, "a", gentle=True) == Blocked("bytes", 150, 150)
+
+
 @given(there=worlds(), data=st.data())
-def test_a_gentle_opening_takes_nothing_from_any_agent(there: World, data: st.DataObject) -> None:
+def test_a_gentle_opening_takes_nothing_from_any_agent_that_works(
+    there: World, data: st.DataObject
+) -> None:
     key = data.draw(st.sampled_from(sorted(there.pools)))
     plan = plan_open(there, key, gentle=True)
     if isinstance(plan, Blocked) or there.pools[key].busy:
         return
     after = follow(there, plan.moves)
     for other, view in there.pools.items():
-        if other != key and view.owned:
-            assert after.pools[other] == view
+        now = after.pools[other]
+        if other != key and view.owned and now != view:
+            assert now.asleep
+            assert not view.jobs
     for model, item in there.weights.items():
-        if item.owned and item.resident:
-            assert after.weights[model] == item
+        if item.owned and item.resident and after.weights[model] != item:
+            assert after.weights[model].asleep
+            assert not item.jobs

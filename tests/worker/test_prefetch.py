@@ -165,7 +165,8 @@ def test_whatever_is_brought_fits_and_moves_nothing_else(there: World, data: st.
         view = there.pools[found.pool]
         assert view.awake
         assert view.slots[found.slot].conversation is None
-        assert found.conversation in {item.conversation for item in [*waits, *idle]}
+        wanted = {item.conversation for item in waits} | {item.conversation for item in idle}
+        assert found.conversation in wanted
     elif found is not None:
         after = follow(there, [found])
         assert after.resident_bytes() <= there.budget_bytes

@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from functools import partial
 
 from vram_conductor.protocol.commands import Load, Unload
+from vram_conductor.protocol.errors import ConductorError
 from vram_conductor.protocol.values import PoolShape
 from vram_conductor.worker.job import Receipt
 from vram_conductor.worker.jobs import Jobs
+from vram_conductor.worker.loader import waits
 from vram_conductor.worker.mover import Mover
 from vram_conductor.worker.planner import Plan, plan_open, plan_shrink, plan_weights
 from vram_conductor.worker.residency import Agent, PoolState, Residency, Weights, pool_key
@@ -161,7 +163,12 @@ class Agents:
             snapshot = world(residency, self._jobs, self._clock())
             opening = plan_open(snapshot, pool.key, gentle=True)
             if isinstance(opening, Plan):
-                yield opening.moves, pool.key
+                try:
+                    yield opening.moves, pool.key
+                except ConductorError as error:
+                    # Others have the memory just now; it will be asked for at the first use.
+                    if not waits(error):
+                        raise
         fits = pool.shape == pool.want
         return Sizes(
             weights.bytes,

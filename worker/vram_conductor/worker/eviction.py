@@ -142,9 +142,12 @@ class _Choice:
         return True
 
 
-def rank_unowned(item: Item) -> int | None:
-    """Only what no admitted agent has a use for."""
-    return None if item.owned else 0
+def rank_gentle(item: Item) -> int | None:
+    """What no admitted agent has a use for, and what nobody uses now and only has to be woken."""
+    if not item.owned:
+        return 0
+    wakes = item.sleepable and item.awake if isinstance(item, PoolView) else item.backed
+    return 1 if wakes and not item.jobs else None
 
 
 def rank_idle(item: Item) -> int | None:

@@ -18,9 +18,9 @@ from vram_conductor.worker.eviction import (
     choose,
     everything,
     rank_all,
+    rank_gentle,
     rank_idle,
     rank_pools,
-    rank_unowned,
 )
 from vram_conductor.worker.sequence import Bring, empty, sequence
 from vram_conductor.worker.world import Move, PoolView, World
@@ -80,7 +80,8 @@ def plan_open(world: World, key: str, *, gentle: bool = False) -> Plan | Blocked
     """Have a pool awake that covers the wanted shape, weights included: wake it where it sleeps
     in such a shape; else open it, and close it first where it is open.
 
-    ``gentle``: take away only what no admitted agent has a use for.
+    ``gentle``: take away only what no admitted agent has a use for, and put to sleep only what
+    nobody uses now.
     """
     pool = world.pools[key]
     weights = world.weights[pool.model]
@@ -153,7 +154,7 @@ def _make_room(world: World, bring: Bring, pool: PoolView, *, gentle: bool) -> V
     alone = world.base_bytes + kept + weights.scratch_bytes + size
     rank: Rank = rank_pools if alone <= world.budget_bytes else rank_all
     if gentle:
-        rank = rank_unowned
+        rank = rank_gentle
     return choose(world, deficit, rank, keep_pool=pool.key, keep_model=pool.model)
 
 
