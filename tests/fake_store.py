@@ -72,5 +72,8 @@ class MemoryStore:
     def keys(self) -> list[ConversationKey]:
         return list(self.states)
 
+    def pinned(self, key: ConversationKey) -> bool:
+        return False
+
     def bytes(self, key: ConversationKey) -> int:
         return len(self.states[key][1]) if key in self.states else 0

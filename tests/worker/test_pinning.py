@@ -308,10 +308,12 @@ def test_the_cap_is_kept() -> None:
 
 def test_nothing_is_tried_without_a_pinner_or_with_a_cap_of_zero() -> None:
     assert not Pinning(ENOUGH).active
+    assert Pinning(ENOUGH).note() == ""
     assert not Pinning(0, FakePinner()).active
     late = Pinning(ENOUGH)
     late.use(FakePinner())
     assert late.active
+    assert late.note() == "parked states are pinned"
     never = Pinning(0)
     never.use(FakePinner())
     assert not never.active
@@ -323,6 +325,7 @@ def test_giving_up_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
     pinning.give_up("no driver")
     assert not pinning.active
     assert pinning.figures().note == "no driver"
+    assert pinning.note() == "parked states are pageable (no driver)"
     assert len(caplog.records) == 1
 
 

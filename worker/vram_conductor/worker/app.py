@@ -121,7 +121,7 @@ def build(options: Options, inbox: Inbox, stack: ExitStack) -> EngineLoop:
         base_bytes=sampler.measure_base(),
         host_total_bytes=store.capacity_bytes,
         mechanism=engine.mechanism,
-        mechanism_note=engine.mechanism_note,
+        mechanism_note="; ".join(filter(None, (engine.mechanism_note, store.pinning.note()))),
     )
     wake = Wake()
     preparer = ThreadPreparer(lambda: inbox.put(wake))

@@ -173,6 +173,10 @@ class KVStore:
     def keys(self) -> list[ConversationKey]:
         return list(self._records)
 
+    def pinned(self, key: ConversationKey) -> bool:
+        arena = self._mapped.get(key)
+        return arena is not None and arena.pinned
+
     def bytes(self, key: ConversationKey) -> int:
         record = self._records.get(key)
         return record.bytes - record.spare_bytes if record else 0
@@ -184,11 +188,6 @@ class KVStore:
         """What :attr:`used_bytes` holds beyond the sum of :meth:`bytes`: halves that are being
         written, or will be the next time; they are given back as soon as room is needed."""
         return self.used_bytes - sum(self.bytes(key) for key in self._records)
-
-    def pinned(self, key: ConversationKey) -> bool:
-        """Whether the whole committed state lies in pinned memory now."""
-        arena = self._mapped.get(key)
-        return arena is not None and arena.pinned
 
     def close(self) -> None:
         """Seal what is committed, unmap, release the folder. The files stay."""

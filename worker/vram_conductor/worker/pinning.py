@@ -116,6 +116,13 @@ class Pinning:
         with self._lock:
             return PinFigures(self._pinned_bytes, self._cap_bytes, self._note)
 
+    def note(self) -> str:
+        """A clause for people; empty where there is no device to pin for."""
+        if self._active:
+            return "parked states are pinned"
+        figures = self.figures()
+        return f"parked states are pageable ({figures.note})" if figures.note else ""
+
     def pin(self, address: int, size: int) -> bool:
         """Lock a range, see :meth:`Pinner.pin`; False where the cap or the system forbids it.
 

@@ -93,7 +93,10 @@ def _recent(residency: Residency) -> list[Conversation]:
 def _host_lines(places: Sequence[Place], store: Store) -> list[Line]:
     """Parked states; those of conversations that are not listed in one line."""
     listed = {place.conversation: place.parked_bytes for place in places if place.parked_bytes}
-    lines = [Line(f"parked:{key}", listed[key]) for key in sorted(listed)]
+    lines = [
+        Line(f"parked:{key}", listed[key], detail="pinned" if store.pinned(key) else "")
+        for key in sorted(listed)
+    ]
     others = [store.bytes(key) for key in store.keys() if key not in listed]  # noqa: SIM118
     if others:
         lines.append(Line("parked:others", sum(others), detail=f"{len(others)} more"))

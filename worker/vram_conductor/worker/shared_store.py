@@ -68,5 +68,8 @@ class SharedStore:
         with self.lock:
             return self._store.keys()
 
+    def pinned(self, key: ConversationKey) -> bool:
+        return self._store.pinned(key)
+
     def bytes(self, key: ConversationKey) -> int:
         return self._store.bytes(key)

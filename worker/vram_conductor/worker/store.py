@@ -114,5 +114,8 @@ class Store(Protocol):
     def keys(self) -> list[ConversationKey]:
         """Conversations with a committed state, adopted too; the least recently used one first."""
 
+    def pinned(self, key: ConversationKey) -> bool:
+        """Whether the committed state lies in pinned memory now, from where it is copied fast."""
+
     def bytes(self, key: ConversationKey) -> int:
         """Bytes that a conversation's committed state takes (0 if it has none)."""
