@@ -35,7 +35,7 @@ STEPS = {"tests": 120, **BENCHES}
 
 MINUTES = 8.7
 TAIL_LINES = 40
-GRACE_S = 10.0
+GRACE_S = 25.0
 
 
 @dataclass

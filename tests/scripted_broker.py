@@ -20,7 +20,7 @@ from vram_conductor.protocol import messages as wire
 from vram_conductor.protocol.codec import BROKER_TO_CLIENT, CLIENT_TO_BROKER
 from vram_conductor.protocol.errors import Code, ErrorInfo
 from vram_conductor.protocol.sockets import SendResult, listen, receive, send
-from vram_conductor.protocol.status import AgentList, AgentStatus, StatusReport
+from vram_conductor.protocol.status import AgentList, AgentStatus, LeaseStatus, StatusReport
 from vram_conductor.protocol.stream import SendStream
 from vram_conductor.protocol.values import Usage
 
@@ -86,6 +86,7 @@ class ScriptedBroker:
             queue.SimpleQueue()
         )
         self.agents: dict[str, AgentStatus] = {}
+        self.leases: dict[str, LeaseStatus] = {}
         self._taken = 0
         self._sessions: set[bytes] = set()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -237,6 +238,32 @@ def _unregister(peer: Peer, message: wire.Unregister) -> None:
         peer.send(wire.Ok(rid=message.rid))
 
 
+def lease_status(message: wire.Lease, **fields: Any) -> LeaseStatus:
+    whole: dict[str, Any] = {
+        "principal": "local",
+        "name": message.name,
+        "device": message.device or "cpu",
+        "bytes": message.lease_bytes,
+        "state": "held",
+        "ttl_s": message.ttl_s,
+        "left_ms": 1000 * message.ttl_s,
+        "park": message.park,
+        "ephemeral": message.ephemeral,
+    }
+    return LeaseStatus(**{**whole, **fields})
+
+
+def _lease(peer: Peer, message: wire.Lease) -> None:
+    leases = peer.broker.leases
+    if not message.release:
+        leases[message.name] = lease_status(message)
+        peer.send(wire.Ok(rid=message.rid, body=msgspec.to_builtins(leases[message.name])))
+    elif leases.pop(message.name, None) is None:
+        peer.fail(message.rid, error_info(Code.NOT_FOUND, "no_such_lease"))
+    else:
+        peer.send(wire.Ok(rid=message.rid))
+
+
 def _list(peer: Peer, message: wire.List) -> None:
     agents = AgentList(agents=list(peer.broker.agents.values()))
     peer.send(wire.Ok(rid=message.rid, body=msgspec.to_builtins(agents)))
@@ -305,6 +332,7 @@ _DEFAULTS: dict[type, Handler] = {
     wire.Hello: _hello,
     wire.Register: _register,
     wire.Unregister: _unregister,
+    wire.Lease: _lease,
     wire.List: _list,
     wire.Status: _status,
     wire.Decode: whole,

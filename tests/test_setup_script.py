@@ -151,8 +151,9 @@ def test_the_preload_library_is_compiled_once_and_again_when_its_source_changes(
 ) -> None:
     source = tmp_path / "vmm"
     source.mkdir()
-    for name in ("vmm.c", "build.py"):
-        (source / name).write_text(name)
+    for path in recorded.module.PRELOAD.iterdir():
+        if path.is_file():
+            (source / path.name).write_bytes(path.read_bytes())
     monkeypatch.setattr(recorded.module, "PRELOAD", source)
     recorded.module.setup()
     recorded.module.setup()

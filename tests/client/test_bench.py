@@ -12,10 +12,10 @@ import pytest
 from vram_conductor.client import bench_plot
 from vram_conductor.client.bench_pictures import PICTURES
 from vram_conductor.client.bench_report import BenchReport, Figure
-from vram_conductor.client.bench_setting import random_models
+from vram_conductor.client.bench_setting import Setting, random_models
 from vram_conductor.client.cli import main
 from vram_conductor.client.cli_bench import BENCHES
-from vram_conductor.protocol.errors import FailedPrecondition
+from vram_conductor.protocol.errors import FailedPrecondition, Unavailable
 
 
 @pytest.fixture(scope="module")
@@ -171,3 +171,22 @@ def test_a_picture_is_a_png_where_matplotlib_is_installed(tmp_path: Path) -> Non
     }
     bench_plot.plot(report, tmp_path / "leak.png")
     assert (tmp_path / "leak.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_what_was_measured_before_a_failure_is_kept(
+    models: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def half(setting: Setting, report: BenchReport, say: Any) -> None:
+        report.add(Figure("one", "the first half", 1.0, "ms"))
+        raise Unavailable("no_worker", "the worker is gone")
+
+    monkeypatch.setitem(BENCHES, "parallel", (half, ""))
+    file = tmp_path / "half.json"
+    assert main(["bench", "parallel", "--json", str(file), "--models", *models]) == 6
+    value = json.loads(file.read_text())
+    assert [figure["key"] for figure in value["figures"]] == ["one"]
+    assert "the worker is gone" in value["failures"][0]
+    assert "the first half" in capsys.readouterr().out

@@ -29,7 +29,8 @@ def judged(monkeypatch: pytest.MonkeyPatch, rows: Any, device: str = "cuda:0") -
         return {"rows": rows, "device_name": "a GPU", "notes": ["one note"]}
 
     monkeypatch.setattr(bench_estimate, "ask_worker", answer)
-    report = measure(Setting(device, (MODEL,)), lambda text: None)
+    report = BenchReport("estimate", device)
+    measure(Setting(device, (MODEL,)), report, lambda text: None)
     (arguments,) = asked
     assert arguments[:3] == ("estimates", "--device", device)
     assert "/models" in arguments

@@ -15,6 +15,7 @@ from vram_conductor.protocol.status import (
     ConversationStatus,
     DeviceStatus,
     JobStatus,
+    LeaseStatus,
     LedgerStatus,
     StatusReport,
     WorkerStatus,
@@ -64,6 +65,7 @@ def device(**fields: Any) -> DeviceStatus:
         "parked": [Line("parked:local/coder/main", 3 * MIB)],
         "memory": Memory(used_bytes=1000 * MIB, own_bytes=392 * MIB, foreign_bytes=608 * MIB),
         "sample_age_ms": 600,
+        "foreign_bytes": 608 * MIB,
         "budget_bytes": 1440 * MIB,
         "swaps": 3,
         "worker": WorkerStatus(
@@ -213,6 +215,7 @@ def test_the_lines() -> None:
 
 def test_a_budget_that_is_the_cap_is_not_worth_a_word() -> None:
     quiet = device(
+        foreign_bytes=0,
         budget_bytes=2048 * MIB,
         memory=Memory(used_bytes=392 * MIB, own_bytes=392 * MIB, foreign_bytes=0),
     )
@@ -287,3 +290,66 @@ def test_it_draws_what_came_over_the_wire() -> None:
     whole = crowd()
     again = msgspec.convert(msgspec.to_builtins(whole), StatusReport)
     assert render(again, 80) == render(whole, 80)
+
+
+def test_leases_and_who_waits_for_them() -> None:
+    fields: dict[str, Any] = {"principal": "local", "device": "cpu", "ttl_s": 600}
+    leases = [
+        LeaseStatus(name="train", bytes=800 * MIB, state="held", left_ms=65_000, **fields),
+        LeaseStatus(
+            name="own", bytes=1 * MIB, state="held", left_ms=9_000, ephemeral=True, **fields
+        ),
+        LeaseStatus(name="next", bytes=100 * MIB, state="pending", **fields),
+    ]
+    lines = [Line("lease:local/train", 800 * MIB), Line("lease:others", 300 * MIB)]
+    ledger = LedgerStatus(cap_bytes=2048 * MIB, promised_bytes=1100 * MIB, lines=lines)
+    # The holder uses 608 MiB of its lease: the sample calls that foreign, the ledger does not.
+    one = device(leases=leases, promised=ledger, foreign_bytes=0, resident=[], resident_bytes=0)
+    job = JobStatus(
+        job=7,
+        principal="local",
+        agent="coder",
+        conversation="main",
+        device="cpu",
+        state="queued",
+        waiting="lease:local/train",
+        waiting_ms=65_000,
+    )
+    other = msgspec.structs.replace(job, job=8, waiting="foreign", waiting_ms=None)
+    drawn = render(report(devices=[one], jobs=[job, other]), 100)
+    for text in (
+        "lease train: 800 MiB, ends in 1 min 5 s unless it is renewed",
+        "lease own: 1.00 MiB, ends in 9.00 s unless it is renewed, or with its session",
+        "lease next: 100 MiB; agents are making room for it",
+        "lease:others 300 MiB -",
+        "queued (waits for lease:local/train, 1 min 5 s at most)",
+        "queued (waits for foreign)",
+    ):
+        assert text in " ".join(drawn.split()), text
+    promised = next(line for line in drawn.splitlines() if line.startswith("  promised ["))
+    bar = promised[promised.index("[") + 1 : promised.index("]")]
+    assert bar.count("L") == pytest.approx(len(bar) * 1100 / 2048, abs=1)
+    assert "f" not in bar
+    assert all(len(line) <= 80 for line in render(report(devices=[one], jobs=[job]), 80).split())
+
+
+def test_pinned_backups_are_no_parked_states() -> None:
+    lines = [Line("parked:local/coder/main", 3 * MIB), Line("pinned:0c9de4d59d88", 92 * MIB)]
+    drawn = " ".join(render(report(devices=[device(parked=lines)]), 100).split())
+    assert "parked KV 3.00 MiB in shared memory" in drawn
+    assert "92.0 MiB of weights backed up in pinned host memory" in drawn
+
+
+def test_the_mechanism_and_why() -> None:
+    worker = WorkerStatus(
+        worker="w",
+        worker_epoch=1,
+        pid=1,
+        host="box",
+        version="1",
+        build="b",
+        mechanism="vmm-sleep",
+        mechanism_note="weights and pools sleep and wake at the same addresses",
+    )
+    drawn = " ".join(render(report(devices=[device(worker=worker)]), 100).split())
+    assert "idle; vmm-sleep: weights and pools sleep and wake at the same addresses" in drawn

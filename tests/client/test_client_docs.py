@@ -11,7 +11,7 @@ from scripted_broker import ScriptedBroker
 
 from vram_conductor.client import AsyncConductor, Conductor
 
-MODULES = ["", ".sync", ".reply", ".agent", ".aio", ".aio_reply"]
+MODULES = ["", ".sync", ".reply", ".agent", ".aio", ".aio_reply", ".lease", ".aio_lease"]
 
 
 @pytest.mark.parametrize("name", MODULES)

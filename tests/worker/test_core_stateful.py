@@ -6,6 +6,8 @@ every park, resume, rollback, re-prefill and adoption was.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from core_driver import GREEDY, Attempt, Driver, LanesKind, key
@@ -56,12 +58,14 @@ class Life(RuleBasedStateMachine):
     """One worker with a store that outlives it.
 
     Attributes:
+        models: what its agents use.
         sleepable: its models and pools can sleep.
         fine: what jobs may fail with.
         lanes: how its core carries things out.
         joining: how tokens share messages.
     """
 
+    models: Sequence[ModelSpec] = MODELS
     sleepable = False
     fine = FINE
     lanes: LanesKind = "inline"
@@ -81,7 +85,7 @@ class Life(RuleBasedStateMachine):
     )
     def begin(self, budget: int, store: int, slice_ms: int, batch: int, seed: int) -> None:
         self.driver = Driver(
-            MODELS,
+            self.models,
             budget_bytes=budget,
             store=MemoryStore(store),
             slice_ms=slice_ms,
@@ -291,6 +295,9 @@ class Sleep(Life):
     """A life in which models and pools can sleep, on a device that others use too: no byte beyond
     the budget, and nothing is left behind."""
 
+    models = [
+        replace(spec, scratch_bytes=size) for spec, size in zip(MODELS, (9, 0, 17), strict=True)
+    ]
     sleepable = True
     fine = FINE | {"pool_failed", "load_failed", "wake_failed"}
 
@@ -330,7 +337,12 @@ class Sleep(Life):
             driver = self.driver
             lent = sum(item.lent_bytes for item in driver.core.residency.weights.values())
             assert driver.store.lent_bytes == lent == driver.device.pinned_bytes
-            assert driver.device.allocated_bytes == driver.core.residency.resident_bytes()
+            # What is counted for a live context is taken when it first computes.
+            pools: list[Any] = [pool.handle for pool in driver.core.residency.pools.values()]
+            fresh = [pool for pool in pools if pool and not pool.scratch]
+            later = sum(pool.model.spec.scratch_bytes for pool in fresh)
+            taken = driver.device.allocated_bytes + later
+            assert taken == driver.core.residency.resident_bytes()
 
     def teardown(self) -> None:
         if hasattr(self, "driver"):

@@ -154,6 +154,7 @@ def _device(state: State, device: Device, principal: str | None) -> DeviceStatus
         memory=memory,
         sample_age_ms=device.ledger.sample_age_ms(state.now_ns),
         unattributed_bytes=unattributed,
+        foreign_bytes=totals.foreign_bytes,
         budget_bytes=totals.budget_bytes,
         leases=_leases(state, device, principal),
         worker=_worker(state, link) if link else None,

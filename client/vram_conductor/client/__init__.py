@@ -20,10 +20,17 @@ from __future__ import annotations
 from vram_conductor.client.agent import Agent
 from vram_conductor.client.aio import AsyncConductor
 from vram_conductor.client.aio_agent import AsyncAgent
+from vram_conductor.client.aio_lease import AsyncLease
 from vram_conductor.client.aio_reply import AsyncReply
 from vram_conductor.client.effects import News, Queued
+from vram_conductor.client.lease import Lease
 from vram_conductor.client.reply import Reply, Result
-from vram_conductor.client.requests import DecodeOptions, RegisterOptions, SamplingOptions
+from vram_conductor.client.requests import (
+    DecodeOptions,
+    LeaseOptions,
+    RegisterOptions,
+    SamplingOptions,
+)
 from vram_conductor.client.sync import Conductor
 from vram_conductor.protocol.errors import (
     Aborted,
@@ -46,7 +53,7 @@ from vram_conductor.protocol.errors import (
     Unavailable,
     Unimplemented,
 )
-from vram_conductor.protocol.status import AgentStatus, StatusReport
+from vram_conductor.protocol.status import AgentStatus, LeaseStatus, StatusReport
 from vram_conductor.protocol.values import Message, Sampling, Swap, Usage
 
 __all__ = [
@@ -56,6 +63,7 @@ __all__ = [
     "AlreadyExists",
     "AsyncAgent",
     "AsyncConductor",
+    "AsyncLease",
     "AsyncReply",
     "Cancelled",
     "Code",
@@ -68,6 +76,9 @@ __all__ = [
     "FailedPrecondition",
     "Internal",
     "InvalidArgument",
+    "Lease",
+    "LeaseOptions",
+    "LeaseStatus",
     "LedgerDeny",
     "Message",
     "News",

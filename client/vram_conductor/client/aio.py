@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any, Self, Unpack
 
 from vram_conductor.client.aio_agent import AsyncAgent
+from vram_conductor.client.aio_lease import AsyncLease
 from vram_conductor.client.aio_reply import AsyncReply
 from vram_conductor.client.answers import typed, typed_agent
 from vram_conductor.client.calls import CallMessage, call_key
@@ -19,24 +20,28 @@ from vram_conductor.client.effects import Answered, Failed, News, RequestEffect
 from vram_conductor.client.endpoint import default_endpoint
 from vram_conductor.client.link import Link
 from vram_conductor.client.loop_link import LoopLink
+from vram_conductor.client.renewal import Renewal
 from vram_conductor.client.requests import (
     DecodeOptions,
+    LeaseOptions,
     Messages,
     RegisterOptions,
     TokenIds,
     build_decode,
+    build_lease,
     build_register,
+    build_release,
     build_reset,
     build_unregister,
     checked_timeout_ms,
 )
 from vram_conductor.client.session import Timing
-from vram_conductor.client.sync import REGISTER_TIMEOUT_S
+from vram_conductor.client.sync import LEASE_TIMEOUT_S, REGISTER_TIMEOUT_S
 from vram_conductor.protocol import messages as wire
 from vram_conductor.protocol.errors import FailedPrecondition, error_from_info
 from vram_conductor.protocol.ids import new_rid
 from vram_conductor.protocol.limits import DEFAULT_CONVERSATION
-from vram_conductor.protocol.status import AgentList, AgentStatus, StatusReport
+from vram_conductor.protocol.status import AgentList, AgentStatus, LeaseStatus, StatusReport
 
 
 class AsyncConductor:
@@ -133,6 +138,24 @@ class AsyncConductor:
         body = await self._call(build_reset(new_rid(), agent, conversation))
         return int(body.get("version", 0))
 
+    def lease(
+        self,
+        name: str,
+        size: int | str,
+        *,
+        timeout_s: float = LEASE_TIMEOUT_S,
+        **options: Unpack[LeaseOptions],
+    ) -> AsyncLease:
+        """Device memory for a program that is no agent; see ``Conductor.lease``. It is asked for
+        with ``async with``, or with ``await``."""
+        message = build_lease(new_rid(), name, size, **options)
+        renewal = Renewal(message, checked_timeout_ms("timeout_s", timeout_s))
+        return AsyncLease(self, renewal, name)
+
+    async def release_lease(self, name: str) -> None:
+        """End a lease of yours; see ``Conductor.release_lease``."""
+        await self._call(build_release(new_rid(), name))
+
     async def list(self) -> list[AgentStatus]:
         """Your agents, with their conversations."""
         return typed(await self._call(wire.List(rid=new_rid())), AgentList).agents
@@ -197,6 +220,9 @@ class AsyncConductor:
                 "this AsyncConductor is not open; use `async with AsyncConductor() as …`",
             )
         return self._link
+
+    async def _lease(self, message: wire.Lease, timeout_ms: int) -> LeaseStatus:
+        return typed(await self._call(message, timeout_ms), LeaseStatus)
 
     async def _call(
         self,

@@ -7,9 +7,9 @@ from typing import Any, TypeVar
 import msgspec
 
 from vram_conductor.protocol.errors import Internal
-from vram_conductor.protocol.status import AgentList, AgentStatus, StatusReport
+from vram_conductor.protocol.status import AgentList, AgentStatus, LeaseStatus, StatusReport
 
-T = TypeVar("T", AgentStatus, AgentList, StatusReport)
+T = TypeVar("T", AgentStatus, AgentList, LeaseStatus, StatusReport)
 
 
 def typed(body: dict[str, Any], kind: type[T]) -> T:

@@ -55,7 +55,7 @@ class Point(msgspec.Struct, frozen=True):
         return f"{self.model} {self.arch} {self.n_ctx} {self.kv_type}{slots}"
 
 
-def measure(setting: Setting, say: Callable[[str], None]) -> BenchReport:
+def measure(setting: Setting, report: BenchReport, say: Callable[[str], None]) -> None:
     """The whole grid.
 
     Raises:
@@ -72,12 +72,10 @@ def measure(setting: Setting, say: Callable[[str], None]) -> BenchReport:
         points = msgspec.convert(found["rows"], list[Point])
     except (msgspec.ValidationError, KeyError, TypeError) as error:
         raise Internal("bench_failed", f"bench estimates says nonsense: {error}") from None
-    report = BenchReport("estimate", setting.device, setting=setting.plain())
     report.device_name = str(found.get("device_name", ""))
     report.notes += found.get("notes", [])
     report.failures += found.get("failures", [])
     _rows(report, points, on_cuda=setting.on_cuda)
-    return report
 
 
 def _rows(report: BenchReport, points: list[Point], *, on_cuda: bool) -> None:

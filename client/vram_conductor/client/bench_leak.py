@@ -46,7 +46,7 @@ class Levels:
     seconds: float
 
 
-def measure(setting: Setting, say: Callable[[str], None]) -> BenchReport:
+def measure(setting: Setting, report: BenchReport, say: Callable[[str], None]) -> None:
     """Switches, then the way back to nothing.
 
     Raises:
@@ -57,7 +57,6 @@ def measure(setting: Setting, say: Callable[[str], None]) -> BenchReport:
     models = setting.models[-2:]
     n_ctx = N_CTX[setting.kind]
     cast = [Role("a", models[0], n_ctx), Role("b", models[1], n_ctx)]
-    report = BenchReport("leak", setting.device, setting=setting.plain())
     say("sizes")
     (sizes,) = survey(setting, [cast])
     capacity = sizes.capacity([[model.name] for model in models])
@@ -79,7 +78,6 @@ def measure(setting: Setting, say: Callable[[str], None]) -> BenchReport:
             "on a cpu the anonymous memory of the worker is watched, which the allocator keeps: "
             "no figure is judged"
         )
-    return report
 
 
 def _switches(

@@ -15,7 +15,7 @@ MODELS_MAX = 3
 CPU_CAPACITY_BYTES = 4 << 30
 
 
-def measure(setting: Setting, say: Callable[[str], None]) -> BenchReport:
+def measure(setting: Setting, report: BenchReport, say: Callable[[str], None]) -> None:
     """All rounds; each compares both ways within a second or so.
 
     Raises:
@@ -26,7 +26,7 @@ def measure(setting: Setting, say: Callable[[str], None]) -> BenchReport:
     models = setting.models[-MODELS_MAX:]
     tokens = int(setting.extra.get("tokens") or (512 if setting.on_cuda else 24))
     n_ctx = 8192 if setting.on_cuda else 1024
-    report = BenchReport("parallel", setting.device, setting=setting.plain() | {"tokens": tokens})
+    report.setting["tokens"] = tokens
     with open_bed(setting, "reserve", 0 if setting.on_cuda else CPU_CAPACITY_BYTES) as bed:
         report.device_name = bed.status().name
         for model in models:
@@ -44,7 +44,6 @@ def measure(setting: Setting, say: Callable[[str], None]) -> BenchReport:
             rounds.append((alone, both))
         report.data["mechanism"] = _mechanism(bed)
     _figures(report, models, rounds)
-    return report
 
 
 def _mechanism(bed: Bed) -> str:

@@ -14,7 +14,7 @@ from vram_conductor.client.bench_switch_turns import prefetched, turns
 from vram_conductor.protocol.errors import ConductorError
 
 
-def measure(setting: Setting, say: Callable[[str], None]) -> BenchReport:
+def measure(setting: Setting, report: BenchReport, say: Callable[[str], None]) -> None:
     """All parts; one that fails is reported, and the next one runs.
 
     Raises:
@@ -23,7 +23,6 @@ def measure(setting: Setting, say: Callable[[str], None]) -> BenchReport:
     """
     setting.need(3)
     third, small, large = setting.models[-3:]
-    report = BenchReport("switch", setting.device, setting=setting.plain())
     say("what the hardware copies")
     size = [] if setting.on_cuda else ["--bytes", str(32 << 20)]
     reference = ask_worker("rates", "--device", setting.device, *size)
@@ -44,7 +43,6 @@ def measure(setting: Setting, say: Callable[[str], None]) -> BenchReport:
             report.failures.append(f"{part.__name__}: {error}")
     if not setting.on_cuda:
         report.notes.append("on a cpu nothing is pinned and nothing sleeps: no figure is judged")
-    return report
 
 
 def _reference_rows(switching: Switching) -> None:

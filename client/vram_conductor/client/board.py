@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from vram_conductor.client.board_agents import render_agents, who
 from vram_conductor.client.text import bar, duration, plural, size, table, wrapped
-from vram_conductor.protocol.status import DeviceStatus, JobStatus, LedgerStatus, StatusReport
+from vram_conductor.protocol.status import (
+    DeviceStatus,
+    JobStatus,
+    LeaseStatus,
+    LedgerStatus,
+    StatusReport,
+)
 from vram_conductor.protocol.values import Line
 
 _MARKS = {"base": "b", "weights": "W", "pool": "P", "scratch": "s", "lease": "L"}
@@ -60,10 +66,15 @@ def _device(device: DeviceStatus, width: int) -> str:
     lines.append(wrapped(_worker(device), width, 2, 2))
     lines += _bars(device, width)
     lines.append(_lines(device, width))
+    lines += [wrapped(_lease(lease), width, 2, 2) for lease in device.leases]
     lines.append(wrapped(_memory(device), width, 2, 2))
-    parked = size(sum(line.bytes for line in device.parked))
+    pinned_bytes = sum(x.bytes for x in device.parked if x.key.startswith("pinned:"))
+    parked = size(sum(x.bytes for x in device.parked) - pinned_bytes)
     host = device.host
     spare = " (with room to write the next state beside the last)" if host.promised_bytes else ""
+    if pinned_bytes:
+        text = f"{size(pinned_bytes)} of weights backed up in pinned host memory, to wake from"
+        lines.append(wrapped(text, width, 2, 2))
     lines.append(
         wrapped(
             f"parked KV {parked} in shared memory, {size(host.promised_bytes)} promised of "
@@ -85,6 +96,14 @@ def _worker(device: DeviceStatus) -> str:
     return f"worker pid {worker.pid} on {worker.host}, {state}; {worker.mechanism}{note}"
 
 
+def _lease(lease: LeaseStatus) -> str:
+    what = f"lease {lease.name}: {size(lease.bytes)}"
+    if lease.left_ms is None:
+        return f"{what}; agents are making room for it"
+    whose = ", or with its session" if lease.ephemeral else ""
+    return f"{what}, ends in {duration(lease.left_ms)} unless it is renewed{whose}"
+
+
 def _memory(device: DeviceStatus) -> str:
     memory = device.memory
     if memory is None:
@@ -101,11 +120,12 @@ def _memory(device: DeviceStatus) -> str:
 
 def _bars(device: DeviceStatus, width: int) -> list[str]:
     cap = max(device.promised.cap_bytes, 1)
-    foreign = device.memory.foreign_bytes if device.memory else 0
+    foreign = device.foreign_bytes
     promised = _shares(device.promised.lines, foreign)
     # The ledger promises one pool at a time, however many lines there are.
     promised = _at_most(promised, device.promised.promised_bytes + foreign)
-    resident = _shares(device.resident, foreign)
+    # Here a lease shows as what its holder uses of it.
+    resident = _shares(device.resident, device.memory.foreign_bytes if device.memory else 0)
     texts = _share(device.promised, foreign), size(device.resident_bytes)
     inner = width - len("  promised [] ") - max(map(len, texts))
     inner = max(_BAR_CHARS[0], min(_BAR_CHARS[1], inner))
@@ -183,7 +203,7 @@ def _jobs(report: StatusReport, width: int) -> str:
         return head
     header = ["job", "conversation", "state", "tokens", "age"]
     rows = [_job(job) for job in report.jobs[:JOBS_SHOWN_MAX]]
-    lines = [head, table(header, rows, right=(0, 3, 4), width=width, squeeze=(1,))]
+    lines = [head, table(header, rows, right=(0, 3, 4), width=width, squeeze=(1, 2))]
     if len(report.jobs) > JOBS_SHOWN_MAX:
         lines.append(f"… and {len(report.jobs) - JOBS_SHOWN_MAX} more")
     return "\n".join(lines)
@@ -191,5 +211,8 @@ def _jobs(report: StatusReport, width: int) -> str:
 
 def _job(job: JobStatus) -> list[str]:
     state = job.state + (f", attempt {job.attempt}" if job.attempt > 1 else "")
+    if job.waiting:
+        until = "" if job.waiting_ms is None else f", {duration(job.waiting_ms)} at most"
+        state += f" (waits for {job.waiting}{until})"
     name = who(job.agent, job.conversation)
     return [str(job.job), name, state, str(job.generated_tokens), duration(job.age_ms)]

@@ -16,6 +16,7 @@ from vram_conductor.protocol.errors import (
 from vram_conductor.protocol.messages import (
     Cancel,
     Error,
+    Lease,
     List,
     Ok,
     Ping,
@@ -27,7 +28,7 @@ from vram_conductor.protocol.messages import (
     Unregister,
 )
 
-CallMessage = Register | Unregister | List | Status | Reset | Ping
+CallMessage = Register | Unregister | List | Status | Reset | Lease | Ping
 Answer = Ok | Error | Progress | Pong
 
 
@@ -85,9 +86,9 @@ class Calls:
             return [News(key, message.stage, message.done, message.total, message.note)]
         del self._waiting[key]
         request = call.message
-        gone = isinstance(request, Unregister)
+        gone = isinstance(request, Unregister) or (isinstance(request, Lease) and request.release)
         if isinstance(message, Error):
-            # The first of two UNREGISTER may have succeeded unheard.
+            # The first of two that remove something may have succeeded unheard.
             if not (gone and call.times_sent > 1 and message.error.code is Code.NOT_FOUND):
                 return [Failed(key, error_from_info(message.error))]
         elif isinstance(request, Register) and request.ephemeral:
@@ -130,8 +131,8 @@ class Calls:
 
 
 def _withdrawal(call: _Call) -> list[Cancel]:
-    """A load that nobody waits for is given up; all other requests are done at once anyway."""
-    if isinstance(call.message, Register) and call.times_sent:
+    """What takes time and nobody waits for is given up; all else is done at once anyway."""
+    if isinstance(call.message, Register | Lease) and call.times_sent:
         return [Cancel(rid=call.message.rid)]
     return []
 

@@ -16,6 +16,7 @@ from vram_conductor.client import (
     cli_bench,
     cli_decode,
     cli_demo,
+    cli_lease,
     cli_models,
     cli_run,
     doctor,
@@ -98,7 +99,16 @@ def parser() -> argparse.ArgumentParser:
     common = argparse.ArgumentParser(add_help=False)
     _add_common(common, json=argparse.SUPPRESS, config=argparse.SUPPRESS)
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for module in (cli_run, cli_agents, cli_decode, cli_models, doctor, cli_demo, cli_bench):
+    for module in (
+        cli_run,
+        cli_agents,
+        cli_decode,
+        cli_lease,
+        cli_models,
+        doctor,
+        cli_demo,
+        cli_bench,
+    ):
         module.add(commands, common)
     return top
 

@@ -28,7 +28,7 @@ from vram_conductor.client.output import Output
 from vram_conductor.protocol.config import SleepMode
 from vram_conductor.protocol.errors import InvalidArgument
 
-Measure = Callable[[Setting, Callable[[str], None]], BenchReport]
+Measure = Callable[[Setting, BenchReport, Callable[[str], None]], None]
 
 BENCHES: dict[str, tuple[Measure, str]] = {
     "switch": (bench_switch.measure, "what giving the device to another agent costs"),
@@ -91,16 +91,28 @@ def _run(args: argparse.Namespace, output: Output) -> int:
         load_pyplot()
     setting = make_setting(args)
     measure, _ = BENCHES[args.verb]
-    with output.waiting(f"bench {args.verb}"):
-        report = measure(setting, _say(output))
+    report = BenchReport(args.verb, setting.device, setting=setting.plain())
+    try:
+        with output.waiting(f"bench {args.verb}"):
+            measure(setting, report, _say(output))
+    except BaseException as error:
+        # Minutes of measuring are worth more than the error that ended them, or a Ctrl-C.
+        report.failures.append(f"not finished: {type(error).__name__}: {error}")
+        if report.figures:
+            _show(report, args, output)
+        raise
+    _show(report, args, output)
+    if args.plot:
+        plot(report, Path(args.plot))
+    return 1 if report.failures else 0
+
+
+def _show(report: BenchReport, args: argparse.Namespace, output: Output) -> None:
     output.text(report.text(output.width))
     output.value(report.json())
     if args.json_file not in (None, "-"):
         data = msgspec.json.format(msgspec.json.encode(report.json()), indent=1)
         Path(args.json_file).write_bytes(data + b"\n")
-    if args.plot:
-        plot(report, Path(args.plot))
-    return 1 if report.failures else 0
 
 
 def _say(output: Output) -> Callable[[str], None]:

@@ -33,6 +33,10 @@ def _hint(reason: str, details: dict[str, Any], command: str) -> str:
             return f"see: conductor list; add it: conductor register {agent} --model MODEL"
         case "agent_exists":
             return f"{_differences(details)}remove it first: conductor unregister {agent}"
+        case "lease_exists":
+            return f"{_differences(details)}end it first: conductor lease NAME --release"
+        case "no_such_lease":
+            return "see: conductor status"
         case "no_chat_template":
             return "send plain text to continue: conductor decode --raw AGENT TEXT"
         case "prompt_too_long" | "context_full":

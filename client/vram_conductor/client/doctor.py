@@ -24,7 +24,7 @@ from vram_conductor.client.endpoint import default_endpoint
 from vram_conductor.client.output import Output
 from vram_conductor.client.probing import INSTALL, estimates, probe
 from vram_conductor.client.sync import Conductor
-from vram_conductor.client.text import duration
+from vram_conductor.client.text import duration, plural, size
 from vram_conductor.protocol.catalogue import load_catalogue, model_path, packaged_catalogue
 from vram_conductor.protocol.config import (
     Config,
@@ -35,6 +35,7 @@ from vram_conductor.protocol.config import (
     parse_bytes,
 )
 from vram_conductor.protocol.errors import ConductorError, Unavailable
+from vram_conductor.protocol.status import StatusReport
 
 _BASE = ("vram-conductor", "pyzmq", "msgspec")
 _WORKER = ("llama-cpp-python", "numpy", "jinja2", "xxhash", "psutil", "nvidia-ml-py")
@@ -131,11 +132,23 @@ def _broker(args: argparse.Namespace, config: Config) -> Finding:
     try:
         with Conductor(endpoint or default_endpoint(), connect_timeout_s=1.0) as conductor:
             trip = duration(conductor.ping())
-            return Finding("ok", "broker", f"answers at {conductor.endpoint} within {trip}")
+            text = f"answers at {conductor.endpoint} within {trip}"
+            return Finding("ok", "broker", text + leases_text(conductor.status()))
     except Unavailable as error:
         return Finding("note", "broker", error.info.message)
     except ConductorError as error:
         return Finding("problem", "broker", error.info.message)
+
+
+def leases_text(report: StatusReport) -> str:
+    """What programs outside hold of each device, while agents may wait. *Pure.*"""
+    parts = []
+    for device in report.devices:
+        lines = [x for x in device.promised.lines if x.key.startswith("lease:")]
+        if lines:
+            total = size(sum(line.bytes for line in lines))
+            parts.append(f"; {plural(len(lines), 'lease')} hold {total} of {device.device}")
+    return "".join(parts)
 
 
 def devices(config: Config, host: dict[str, Any]) -> list[tuple[str, int]]:

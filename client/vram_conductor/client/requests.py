@@ -10,8 +10,9 @@ import msgspec
 
 from vram_conductor.protocol import limits
 from vram_conductor.protocol.codec import CLIENT_TO_BROKER
+from vram_conductor.protocol.config import parse_bytes
 from vram_conductor.protocol.errors import InvalidArgument, OutOfRange
-from vram_conductor.protocol.messages import Decode, Register, Reset, Unregister
+from vram_conductor.protocol.messages import Decode, Lease, Register, Reset, Unregister
 from vram_conductor.protocol.validate import check
 from vram_conductor.protocol.values import KVType, Message, Overflow
 
@@ -85,7 +86,22 @@ class DecodeOptions(SamplingOptions, total=False):
     overflow: Overflow
 
 
-R = TypeVar("R", Register, Unregister, Reset, Decode)
+class LeaseOptions(TypedDict, total=False):
+    """Keywords of ``lease``; see ``messages.Lease``.
+
+    ttl_s: it ends by itself after so many seconds (default 60, at most 3600); in a ``with`` block
+    it is renewed before. device: ``cuda:0``, ``cpu`` … (default: where the most is left). park:
+    agents may have to wait for it (default); False: only what no agent was promised. ephemeral: it
+    ends with this connection, too.
+    """
+
+    ttl_s: int
+    device: str | None
+    park: bool
+    ephemeral: bool
+
+
+R = TypeVar("R", Register, Unregister, Reset, Lease, Decode)
 
 _SAMPLING = frozenset(SamplingOptions.__annotations__)
 
@@ -111,6 +127,23 @@ def build_unregister(rid: bytes, agent: str) -> Unregister:
 def build_reset(rid: bytes, agent: str, conversation: str) -> Reset:
     """A checked RESET."""
     return _build(Reset, {"rid": rid, "agent": agent, "conversation": conversation})
+
+
+def build_lease(rid: bytes, name: str, size: int | str, **options: Unpack[LeaseOptions]) -> Lease:
+    """A checked LEASE. ``size``: bytes, or a text such as ``"3 GB"``.
+
+    Raises:
+        TypeError: an unknown keyword.
+        InvalidArgument, OutOfRange: a wrong type or value; ``bad_size``.
+    """
+    fields = _split(options, LeaseOptions, "lease")
+    count = parse_bytes(size) if isinstance(size, str) else size
+    return _build(Lease, {"rid": rid, "name": name, "bytes": count, **fields})
+
+
+def build_release(rid: bytes, name: str) -> Lease:
+    """A checked LEASE that ends one."""
+    return _build(Lease, {"rid": rid, "name": name, "release": True})
 
 
 def build_decode(
@@ -195,7 +228,8 @@ def _split(options: Mapping[str, Any], known: type, function: str) -> dict[str, 
 
 
 def _option_names(known: type) -> frozenset[str]:
-    return frozenset(known.__annotations__) | _SAMPLING
+    own = frozenset(known.__annotations__)
+    return own if known is LeaseOptions else own | _SAMPLING
 
 
 def _build(message_type: Callable[..., R], fields: dict[str, Any]) -> R:

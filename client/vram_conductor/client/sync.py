@@ -17,15 +17,20 @@ from vram_conductor.client.effects import Answered, Failed, News
 from vram_conductor.client.endpoint import default_endpoint
 from vram_conductor.client.inbox import Inbox
 from vram_conductor.client.io_thread import IoThread
+from vram_conductor.client.lease import Lease
 from vram_conductor.client.link import Link
+from vram_conductor.client.renewal import Renewal
 from vram_conductor.client.reply import Reply
 from vram_conductor.client.requests import (
     DecodeOptions,
+    LeaseOptions,
     Messages,
     RegisterOptions,
     TokenIds,
     build_decode,
+    build_lease,
     build_register,
+    build_release,
     build_reset,
     build_unregister,
     checked_timeout_ms,
@@ -35,7 +40,10 @@ from vram_conductor.protocol import messages as wire
 from vram_conductor.protocol.errors import error_from_info
 from vram_conductor.protocol.ids import new_rid
 from vram_conductor.protocol.limits import DEFAULT_CONVERSATION
-from vram_conductor.protocol.status import AgentList, AgentStatus, StatusReport
+from vram_conductor.protocol.status import AgentList, AgentStatus, LeaseStatus, StatusReport
+
+LEASE_TIMEOUT_S = 60.0
+"""Longer than a broker with the default ``lease_wait_ms`` waits for its worker."""
 
 REGISTER_TIMEOUT_S = 660.0
 """Estimating and loading a large model takes minutes; a dead broker is noticed within seconds."""
@@ -164,6 +172,40 @@ class Conductor:
         body = self._call(build_reset(new_rid(), agent, conversation))
         return int(body.get("version", 0))
 
+    def lease(
+        self,
+        name: str,
+        size: int | str,
+        *,
+        timeout_s: float = LEASE_TIMEOUT_S,
+        on_progress: Callable[[News], None] | None = None,
+        **options: Unpack[LeaseOptions],
+    ) -> Lease:
+        """Ask for device memory for this program, or another one that is no agent; returns when
+        it is free. Agents that do not fit beside it wait, and lose no conversation.
+
+        Args:
+            name: unique among your leases. The same again renews it.
+            size: bytes, or a text such as ``"3 GB"``.
+            timeout_s: how long it may take without news, in seconds.
+            on_progress: called in this thread with news: ``done`` of ``total`` bytes are free.
+            options: see :class:`LeaseOptions`, e.g. ``ttl_s=600, device="cuda:0"``.
+
+        Raises:
+            LedgerDeny: others or other leases have the memory; ``details`` has the numbers.
+            OutOfRange: so much can never be leased.
+            DeadlineExceeded: ``lease_timeout``: agents did not make room in time.
+            AlreadyExists: ``lease_exists``: with another size, device or kind.
+            NotFound: no such device. Unavailable: it has no worker now.
+        """
+        message = build_lease(new_rid(), name, size, **options)
+        renewal = Renewal(message, checked_timeout_ms("timeout_s", timeout_s))
+        return Lease(self, renewal, self._lease(message, renewal.answer_ms, on_progress))
+
+    def release_lease(self, name: str) -> None:
+        """End a lease of yours, whoever holds it. Raises NotFound ``no_such_lease``."""
+        self._call(build_release(new_rid(), name))
+
     def list(self) -> list[AgentStatus]:
         """Your agents, with their conversations."""
         return typed(self._call(wire.List(rid=new_rid())), AgentList).agents
@@ -223,6 +265,14 @@ class Conductor:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+    def _lease(
+        self,
+        message: wire.Lease,
+        timeout_ms: int,
+        on_progress: Callable[[News], None] | None = None,
+    ) -> LeaseStatus:
+        return typed(self._call(message, timeout_ms, on_progress), LeaseStatus)
 
     def _call(
         self,

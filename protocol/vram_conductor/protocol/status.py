@@ -94,6 +94,7 @@ class DeviceStatus(StatusStruct, frozen=True, kw_only=True):
         memory: the last sample; None until a worker reported one.
         sample_age_ms: age of ``memory``; too old a sample is a deny.
         unattributed_bytes: used - resident - foreign of the sample, for what no line explains.
+        foreign_bytes: what others use, without what holders of leases use of theirs.
         budget_bytes: what the worker may use: cap - foreign - leases.
         leases: those of the principal who asks, by their end.
         worker: None while the device has none; then ``absent_ms`` says for how long.
@@ -114,6 +115,7 @@ class DeviceStatus(StatusStruct, frozen=True, kw_only=True):
     memory: Memory | None = None
     sample_age_ms: int | None = None
     unattributed_bytes: int = 0
+    foreign_bytes: int = 0
     budget_bytes: int = 0
     leases: list[LeaseStatus] = []
     worker: WorkerStatus | None = None

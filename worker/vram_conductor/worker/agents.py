@@ -116,7 +116,8 @@ class Agents:
             residency.weights[command.model] = weights
         elif not weights.measured:
             weights.bytes = command.weights_bytes
-        if command.scratch_bytes > weights.scratch_bytes + SCRATCH_SLACK_BYTES:
+        slack_bytes = SCRATCH_SLACK_BYTES if weights.scratch_measured else 0
+        if command.scratch_bytes > weights.scratch_bytes + slack_bytes:
             # More slots may need more; otherwise what was measured is the truth.
             weights.scratch_bytes, weights.scratch_measured = command.scratch_bytes, False
         weights.doomed = False

@@ -47,8 +47,9 @@ class Tenure:
         """Whether its time is over, also where its timer has not been looked at yet."""
         return self.expires_ns is not None and self.expires_ns <= now_ns
 
-    def differences(self, message: Lease) -> list[str]:
-        """Which parameters of a repeated LEASE are others than the lease's."""
+    def differences(self, message: Lease) -> dict[str, list[object]]:
+        """Which parameters of a repeated LEASE are others than the lease's: name → [the lease's,
+        the message's]."""
         pairs: list[tuple[str, object, object]] = [
             ("bytes", self.size_bytes, message.lease_bytes),
             ("park", self.park, message.park),
@@ -56,7 +57,7 @@ class Tenure:
         ]
         if message.device is not None:
             pairs.append(("device", self.device, message.device))
-        return [name for name, mine, theirs in pairs if mine != theirs]
+        return {name: [mine, theirs] for name, mine, theirs in pairs if mine != theirs}
 
     def status(self, now_ns: int) -> LeaseStatus:
         """As STATUS shows it."""

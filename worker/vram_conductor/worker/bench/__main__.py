@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from vram_conductor.protocol.errors import ConductorError
+from vram_conductor.worker.bench.estimates import measure_grid
 from vram_conductor.worker.bench.memory import watch
 from vram_conductor.worker.bench.random_models import make_random
 from vram_conductor.worker.bench.random_shapes import find_shape
@@ -48,6 +49,11 @@ def _parser() -> argparse.ArgumentParser:
     memory.add_argument("--pid", type=int, default=0)
     memory.add_argument("--period-ms", type=int, default=50)
     memory.set_defaults(run=lambda args: watch(args.device, args.pid, args.period_ms))
+    estimates = verbs.add_parser("estimates", help="estimates beside what loads then take")
+    estimates.add_argument("--device", default="cpu")
+    estimates.add_argument("--folder", type=Path, required=True)
+    estimates.add_argument("--seconds", type=float, default=60.0)
+    estimates.set_defaults(run=lambda a: measure_grid(a.device, a.folder, a.seconds))
     return parser
 
 

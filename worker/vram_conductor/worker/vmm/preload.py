@@ -118,9 +118,9 @@ def trial(path: Path, env: Mapping[str, str], *, driver: bool) -> str:
         return ""
     lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
     # What the loader says comes first, and explains whatever came of it.
-    loader = next((line for line in lines if str(path) in line), "")
+    loader = next((line for line in lines if "ld.so" in line or "shared librar" in line), "")
     if loader:
-        return f"{loader}; remove that file, and it is compiled again"
+        return f"{path} cannot be preloaded ({loader}); remove it, and it is compiled again"
     return lines[-1] if lines else f"a process with {path} ended with code {done.returncode}"
 
 

@@ -1,0 +1,101 @@
+"""Brings early what may be wanted next, one thing at a time, while nothing else is moved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from vram_conductor.protocol.values import ConversationKey
+from vram_conductor.worker.job import Job, Receipt
+from vram_conductor.worker.jobs import Jobs
+from vram_conductor.worker.mover import Mover
+from vram_conductor.worker.prefetch import BringKV, Prefetch, plan_prefetch
+from vram_conductor.worker.prospects import parked, waiters
+from vram_conductor.worker.residency import Residency
+from vram_conductor.worker.snapshot import world
+from vram_conductor.worker.store import Store
+from vram_conductor.worker.traffic import Haul, Touches, Traffic, touches
+from vram_conductor.worker.turns import Turns
+from vram_conductor.worker.world import BackUp
+
+AGAIN_NS = 1_000_000_000
+"""After a refusal (others have taken the memory) nothing is brought early for so long."""
+
+
+class Prefetching:
+    """Has done what ``prefetch`` proposes."""
+
+    def __init__(
+        self,
+        residency: Residency,
+        jobs: Jobs,
+        mover: Mover,
+        store: Store,
+        turns: Turns,
+        traffic: Traffic,
+        clock: Callable[[], int],
+    ) -> None:
+        self._residency = residency
+        self._jobs = jobs
+        self._mover = mover
+        self._store = store
+        self._turns = turns
+        self._traffic = traffic
+        self._clock = clock
+        self._fruitless: tuple[int, int] | None = None
+        self._not_before_ns = 0
+        self._vain: dict[ConversationKey, int] = {}
+
+    def go_on(self, now_ns: int) -> bool:
+        """Begin to bring the next thing; False if there is none, or no time for it."""
+        traffic = self._traffic
+        if traffic.haul is not None or traffic.held or now_ns < self._not_before_ns:
+            return False
+        picture = self._jobs.revision, self._residency.revision
+        if picture == self._fruitless:
+            return False
+        found = self._plan(now_ns)
+        if found is None or not traffic.quiet(self._touches(found)[0]):
+            self._fruitless = picture
+            return False
+        self._begin(found)
+        return True
+
+    def _plan(self, now_ns: int) -> Prefetch | None:
+        free, vain = self._traffic.free, self._vain
+        views = [
+            replace_parked(view) if view.conversation in vain else view
+            for view in waiters(self._jobs, self._turns.blocked, self._store, now_ns)
+        ]
+        others = [
+            view
+            for view in parked(self._residency, self._jobs, self._store)
+            if free(view.pool) and vain.get(view.conversation) != view.used_ns
+        ]
+        return plan_prefetch(
+            world(self._residency, self._jobs, now_ns),
+            views,
+            others,
+            running_lanes=len({job.pool.key for job in self._jobs.running()}),
+            backups=self._mover.backups(),
+        )
+
+    def _touches(self, move: Prefetch) -> Touches:
+        match move:
+            case BringKV(key):
+                return frozenset([key]), frozenset()
+            case BackUp():
+                # It only reads: others may compute with these weights meanwhile.
+                return frozenset(), frozenset()
+        return touches(self._residency, [move])
+
+    def _begin(self, move: Prefetch) -> None:
+        job: Job | None = None
+        if isinstance(move, BringKV):
+            job = self._jobs.of_conversation(move.conversation)
+            talk = self._residency.conversation(move.conversation)
+            ids = job.work if job is not None and job.prompt is not None else talk.transcript.ids
+            work = partial(self._bring, move, ids.view(), talk.used_ns)
+        else:
+            work = partial(self._mover.carry_out, [move], Receipt())
+        self._traffic.begin(Haul(self._touches(move), work, self._finish, job))
