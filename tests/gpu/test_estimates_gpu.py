@@ -11,12 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scene import Scene
+from scene import Scene, some_tokens, until
+
+from vram_conductor.protocol.status import DeviceStatus
 
 MIB = 1 << 20
 POINTS_MIN = 10
 GRID_S = 60
-UNATTRIBUTED_BYTES = 4 * MIB
+UNATTRIBUTED_MIB = 4
+
+
+def say(text: str) -> None:
+    sys.stdout.write(text + "\n")
 
 
 @pytest.fixture(scope="module")
@@ -37,8 +43,8 @@ def grid(cuda: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     for row in found["rows"]:
         over = (row["promised_bytes"] - row["used_bytes"]) / MIB
         name = f"{row['model']} {row['n_ctx']} {row['kv_type']} x{row['slots']}"
-        print(f"{name:36} used {row['used_bytes'] / MIB:8.1f} MiB, promised {over:+.1f}")
-    print(f"base {found['base_bytes'] / MIB:.1f} MiB; {found['notes']}")
+        say(f"{name:36} used {row['used_bytes'] / MIB:8.1f} MiB, promised {over:+.1f}")
+    say(f"base {found['base_bytes'] / MIB:.1f} MiB; {found['notes']}")
     return found
 
 
@@ -65,47 +71,51 @@ def test_everything_comes_back(grid: dict[str, Any]) -> None:
     assert not grid["failures"]
 
 
-def settled(scene: Scene, wanted: Callable[[Any], bool]) -> Any:
-    """The device's STATUS once it shows what was ``wanted``."""
-    found = {}
-
-    def look() -> bool:
-        found["device"] = scene.device()
-        return wanted(found["device"])
-
-    scene.wait(look, "the report of what is resident")
-    return found["device"]
-
-
-def resident(device: Any) -> dict[str, int]:
+def resident(device: DeviceStatus) -> dict[str, int]:
     return {line.key: line.bytes for line in device.resident}
 
 
+def pools(device: DeviceStatus) -> int:
+    return sum(key.startswith("pool:") for key in resident(device))
+
+
+def unaccounted(device: DeviceStatus, own_bytes: int) -> float:
+    """In MiB: what NVML shows beyond the lines."""
+    lines = resident(device)
+    shown = {key: size / MIB for key, size in lines.items()}
+    say(f"{shown} in use: {own_bytes / MIB} MiB")
+    return (own_bytes - sum(lines.values())) / MIB
+
+
 def test_lines_add_up_to_what_nvml_shows(
+    cuda: str,
     cuda_scene: Callable[..., Scene],
     random_model: Callable[[str], Path],
     used_bytes: Callable[[], int],
 ) -> None:
     """Through broker and worker: own lines and NVML agree within 4 MiB with nothing loaded, with
     two models that have answered, and after both have gone. What others use stands still here."""
-    before = used_bytes()
-    scene = cuda_scene(capacity_bytes=0)
     paths = [random_model("0.36B"), random_model("0.5B")]
-    device = settled(scene, lambda d: "base" in resident(d))
-    others = before
-    base = resident(device)["base"]
-    assert abs(used_bytes() - others - base) <= UNATTRIBUTED_BYTES
+    others = used_bytes()
+    scene = cuda_scene()
+
+    def seen(what: str, wanted: Callable[[DeviceStatus], bool]) -> DeviceStatus:
+        until(lambda: wanted(scene.device(cuda)), what)
+        return scene.device(cuda)
+
+    device = seen("it reports its base", lambda d: "base" in resident(d))
+    assert abs(unaccounted(device, used_bytes() - others)) <= UNATTRIBUTED_MIB
     for at, path in enumerate(paths):
-        scene.client.register(f"a{at}", path.name, n_ctx=8192)
-        scene.client.decode(f"a{at}", prompt="hello " * 400, max_tokens=16).result()
-    device = settled(scene, lambda d: sum(k.startswith("pool:") for k in resident(d)) == 2)
-    lines = resident(device)
-    print({key: size / MIB for key, size in lines.items()})
-    assert sum(key.startswith("scratch:") for key in lines) == 2
-    assert abs(used_bytes() - others - sum(lines.values())) <= UNATTRIBUTED_BYTES
-    promised = {line.key: line.bytes for line in device.promised}
-    assert all(promised.get(key, 0) >= size for key, size in lines.items() if key != "base")
+        scene.conductor.register(f"a{at}", str(path), n_ctx=8192)
+        scene.run(f"a{at}", some_tokens(700, at, 40_000), max_tokens=16)
+    device = seen("both are resident", lambda d: pools(d) == len(paths))
+    assert sum(key.startswith("scratch:") for key in resident(device)) == len(paths)
+    assert abs(unaccounted(device, used_bytes() - others)) <= UNATTRIBUTED_MIB
+    assert abs(device.unattributed_bytes) <= UNATTRIBUTED_MIB * MIB
+    promised = {line.key: line.bytes for line in device.promised.lines}
+    found = {k: v for k, v in resident(device).items() if k != "base"}
+    assert {k: promised.get(k, 0) for k in found} == found, "what was measured is what is promised"
     for at in range(len(paths)):
-        scene.client.unregister(f"a{at}")
-    device = settled(scene, lambda d: set(resident(d)) == {"base"})
-    assert abs(used_bytes() - others - resident(device)["base"]) <= UNATTRIBUTED_BYTES
+        scene.conductor.unregister(f"a{at}")
+    device = seen("all has gone", lambda d: set(resident(d)) == {"base"})
+    assert abs(unaccounted(device, used_bytes() - others)) <= UNATTRIBUTED_MIB
