@@ -37,6 +37,25 @@ def test_flags_over_environment_over_file_over_defaults(config: Path) -> None:
     assert parse(argv[2:4], {"VRAM_CONDUCTOR_CONFIG": str(config)}).config.worker.hang_ms == 222
 
 
+def test_sleep_is_set_by_flag_over_environment_over_file(config: Path) -> None:
+    config.write_text(TWO.replace('kind = "cuda"', 'kind = "cuda"\nsleep = "off"'))
+    argv = ["--config", str(config), "--device", "cuda:0"]
+    name = "VRAM_CONDUCTOR_DEVICE_SLEEP"
+    assert parse(argv, {}).device.sleep == "off"
+    assert parse(argv, {name: "auto"}).device.sleep == "auto"
+    assert parse(argv, {name: ""}).device.sleep == "off"
+    assert parse([*argv, "--sleep", "off"], {name: "auto"}).device.sleep == "off"
+    # A device that no file describes, too.
+    bare = ["--device", "cuda:3"]
+    assert parse(bare, {}).device.sleep == "auto"
+    assert parse(bare, {name: "off"}).device.sleep == "off"
+    assert parse([*bare, "--sleep", "auto"], {name: "off"}).device.sleep == "auto"
+    with pytest.raises(InvalidArgument, match=name):
+        parse(argv, {name: "sometimes"})
+    with pytest.raises(SystemExit):
+        parse([*argv, "--sleep", "sometimes"], {})
+
+
 def test_endpoint_and_folders(config: Path) -> None:
     argv = ["--device", "cpu", "--workers", "ipc:///x", "--model-dirs", "/a:/b"]
     options = parse(argv, {})
