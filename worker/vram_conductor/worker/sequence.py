@@ -78,13 +78,13 @@ class _Writer:
     def come(self) -> None:
         """Add what fits by now."""
         bring = self.bring
-        if bring.wakes_pool and bring.pool and not self.has_pool:
-            # Before the weights: emptying it waits for copies that are under way.
-            self.has_pool = self._take(bring.pool.open_bytes, WakePool(bring.pool.key))
         if bring.weights and not self.has_weights:
             model = bring.weights.model
             comes = WakeWeights(model) if bring.weights.asleep else LoadWeights(model)
             self.has_weights = self._take(bring.weights.bytes, comes)
+        if bring.wakes_pool and bring.pool and not self.has_pool:
+            # After the weights: it moves no contents, and mapping it costs nothing beside a copy.
+            self.has_pool = self._take(bring.pool.open_bytes, WakePool(bring.pool.key))
         if bring.pool and not bring.wakes_pool and not self.has_pool:
             scratch = self.world.weights[bring.pool.model].scratch_bytes
             ready = self.has_weights or bring.weights is None
