@@ -190,3 +190,18 @@ def test_what_was_measured_before_a_failure_is_kept(
     assert [figure["key"] for figure in value["figures"]] == ["one"]
     assert "the worker is gone" in value["failures"][0]
     assert "the first half" in capsys.readouterr().out
+
+
+@pytest.mark.real
+@pytest.mark.slow
+def test_every_point_of_the_grid_is_compared(tmp_path: Path) -> None:
+    file = tmp_path / "estimate.json"
+    assert main(["bench", "estimate", "--json", str(file)]) == 0
+    value = json.loads(file.read_text())
+    points = value["data"]["points"]
+    assert len(points) >= 10
+    assert len({point["arch"] for point in points}) >= 4
+    for point in points:
+        # Buffers of a cpu are not the point here; an estimate of another model would be far off.
+        assert abs(point["over_bytes"]) < max(1 << 20, point["used_bytes"] // 20), point
+    check_picture(value)

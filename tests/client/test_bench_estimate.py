@@ -9,11 +9,10 @@ import pytest
 from vram_conductor.client import bench_estimate
 from vram_conductor.client.bench_estimate import OVER_BYTES, Point, measure
 from vram_conductor.client.bench_report import BenchReport
-from vram_conductor.client.bench_setting import BenchModel, Setting
+from vram_conductor.client.bench_setting import Setting
 from vram_conductor.protocol.errors import Internal
 
 GIB = 1 << 30
-MODEL = BenchModel("m", "/models/m.gguf", 1)
 
 
 def row(over_bytes: int, used_bytes: int = GIB, slots: int = 1) -> dict[str, Any]:
@@ -30,10 +29,10 @@ def judged(monkeypatch: pytest.MonkeyPatch, rows: Any, device: str = "cuda:0") -
 
     monkeypatch.setattr(bench_estimate, "ask_worker", answer)
     report = BenchReport("estimate", device)
-    measure(Setting(device, (MODEL,)), report, lambda text: None)
+    measure(Setting(device, ()), report, lambda text: None)
     (arguments,) = asked
     assert arguments[:3] == ("estimates", "--device", device)
-    assert "/models" in arguments
+    assert "--folder" in arguments
     return report
 
 

@@ -7,13 +7,12 @@ here it is judged, shown and drawn.
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from vram_conductor.client.bench_report import BenchReport, Figure
-from vram_conductor.client.bench_setting import Setting, ask_worker
+from vram_conductor.client.bench_setting import Setting, ask_worker, random_folder
 from vram_conductor.protocol.errors import Internal
 
 MIB = 1 << 20
@@ -63,9 +62,8 @@ def measure(setting: Setting, report: BenchReport, say: Callable[[str], None]) -
         Internal: ``bench_failed``: its answer makes no sense.
     """
     say("loading every point of the grid")
-    folder = Path(setting.models[0].path).parent
     seconds = min(setting.left_s, 600.0)
-    arguments = ["--device", setting.device, "--folder", str(folder)]
+    arguments = ["--device", setting.device, "--folder", str(random_folder())]
     arguments += ["--seconds", str(int(0.9 * seconds))]
     found = ask_worker("estimates", *arguments, timeout_s=seconds + 30)
     try:

@@ -43,4 +43,5 @@ def plot(report: BenchReport, path: Path) -> None:
 
 def _caption(report: BenchReport) -> str:
     models = ", ".join(model["name"] for model in report.setting.get("models", []))
-    return f"conductor bench {report.bench} on {report.device} {report.device_name}; {models}"
+    where = f"{report.device} {report.device_name}".strip()
+    return f"conductor bench {report.bench} on {where}" + (f"; {models}" if models else "")

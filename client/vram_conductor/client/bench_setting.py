@@ -133,6 +133,11 @@ def given_models(paths: Sequence[str]) -> tuple[BenchModel, ...]:
     return tuple(sorted(found, key=lambda model: model.bytes))
 
 
+def random_folder() -> Path:
+    """Where random models are kept for the next time."""
+    return Path(tempfile.gettempdir()) / f"vram-conductor-bench-{os.getuid()}"
+
+
 def random_models(sizes: Sequence[str], folder: Path | None = None) -> tuple[BenchModel, ...]:
     """Random-weight models of these sizes, smallest first, made now or found from the last time.
 
@@ -140,8 +145,7 @@ def random_models(sizes: Sequence[str], folder: Path | None = None) -> tuple[Ben
         InvalidArgument: ``unknown_size``.
         FailedPrecondition: ``gguf_missing``, ``worker_missing``.
     """
-    base = folder or Path(tempfile.gettempdir()) / f"vram-conductor-bench-{os.getuid()}"
-    rows = ask_worker("models", "--folder", str(base), *sizes)
+    rows = ask_worker("models", "--folder", str(folder or random_folder()), *sizes)
     found = [BenchModel(row["size"], row["path"], row["bytes"]) for row in rows]
     return tuple(sorted(found, key=lambda model: model.bytes))
 

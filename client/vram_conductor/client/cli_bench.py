@@ -37,6 +37,9 @@ BENCHES: dict[str, tuple[Measure, str]] = {
     "parallel": (bench_parallel.measure, "several models at once over one after the other"),
 }
 
+GRID = "estimate"
+"""Has models of its own and starts no conductor."""
+
 _ABOUT = """\
 Starts a private broker and worker, measures through client, broker and worker, and stops them.
 Every figure stands beside what is wanted of it and beside a reference of the same run. Without
@@ -54,6 +57,21 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     for name, (_, help_text) in BENCHES.items():
         verb = verbs.add_parser(name, help=help_text, description=_ABOUT)
         verb.add_argument("--device", default="cpu", help="cpu (default), cuda:0, cuda:1 …")
+        verb.set_defaults(models=None, random=None)
+        verb.add_argument("--seconds", type=float, default=600.0, help="be done within so many")
+        verb.add_argument(
+            "--json",
+            nargs="?",
+            const="-",
+            default=None,
+            dest="json_file",
+            metavar="FILE",
+            help="write everything to FILE; without FILE, to stdout in place of the table",
+        )
+        verb.add_argument("--plot", metavar="FILE", help="draw a picture (PNG)")
+        verb.set_defaults(run=_run, rounds=0, threads=0, sleep="auto")
+        if name == GRID:
+            continue
         which = verb.add_mutually_exclusive_group()
         which.add_argument("--models", nargs="+", metavar="FILE", help="GGUF files")
         which.add_argument(
@@ -66,20 +84,6 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         verb.add_argument(
             "--sleep", choices=get_args(SleepMode), default="auto", help="off: without sleep"
         )
-        verb.add_argument(
-            "--seconds", type=float, default=600.0, help="fewer rounds than would take longer"
-        )
-        verb.add_argument(
-            "--json",
-            nargs="?",
-            const="-",
-            default=None,
-            dest="json_file",
-            metavar="FILE",
-            help="write everything to FILE; without FILE, to stdout in place of the table",
-        )
-        verb.add_argument("--plot", metavar="FILE", help="draw a picture (PNG)")
-        verb.set_defaults(run=_run)
 
 
 def _run(args: argparse.Namespace, output: Output) -> int:
@@ -136,6 +140,8 @@ def make_setting(args: argparse.Namespace) -> Setting:
 
 
 def _models(args: argparse.Namespace, device: str) -> tuple[BenchModel, ...]:
+    if args.verb == GRID:
+        return ()
     if args.models:
         return given_models(args.models)
     usual = RANDOM_CUDA if device.startswith("cuda") else RANDOM_CPU
