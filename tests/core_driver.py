@@ -217,6 +217,7 @@ class Driver:
             preparer=self.preparer,
             lanes=self.lanes,
             joining=self.joining,
+            prefetch=self.kind in ("free", "late"),
         )
 
     # --- commands -----------------------------------------------------------------------------

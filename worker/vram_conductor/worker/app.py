@@ -139,6 +139,7 @@ def build(options: Options, inbox: Inbox, stack: ExitStack) -> EngineLoop:
         preparer=preparer,
         lanes=lanes,
         joining=Joining(JOIN_TOKENS) if lanes.parallel else None,
+        prefetch=lanes.parallel,
     )
     parts = Parts(core, store, engine.estimator, sampler, identity)
     loop = connect(options, parts, inbox, stack)

@@ -30,6 +30,7 @@ from vram_conductor.worker.lane import InlineLanes, Lanes
 from vram_conductor.worker.mover import Mover
 from vram_conductor.worker.outbox import Outbox, Sent
 from vram_conductor.worker.parking import Parking
+from vram_conductor.worker.prefetching import Prefetching
 from vram_conductor.worker.preparing import InlinePreparer, Preparer, Preparing
 from vram_conductor.worker.report import Report, adopted, report
 from vram_conductor.worker.residency import Residency
@@ -75,12 +76,14 @@ class Core:
         preparer: Preparer | None = None,
         lanes: Lanes | None = None,
         joining: Joining | None = None,
+        prefetch: bool = False,
     ) -> None:
         """``clock``: monotonic nanoseconds. ``draw_seed``: an unsigned 32-bit seed for a job
         that names none. ``batch_tokens``: the micro-batch, the most that one step computes.
         ``preparer``: makes prompts; without one they are made on the spot. ``lanes``: carry out
         what takes time; without them that is done on the spot, too. ``joining``: how tokens share
-        messages; by default each has its own."""
+        messages; by default each has its own. ``prefetch``: bring early what may be wanted next;
+        only of use on lanes."""
         self.residency = Residency(base_bytes, budget_bytes)
         self.jobs = Jobs()
         self.outbox = Outbox(worker_epoch)
@@ -89,6 +92,7 @@ class Core:
         self._stepping = False
         self._broker_epoch: int | None = None
         self._sweep_ns: int | None = None
+        self._tended = -1
         residency, jobs, outbox = self.residency, self.jobs, self.outbox
         self._traffic = traffic = Traffic(lanes or InlineLanes())
         self._health = Health()
@@ -109,6 +113,11 @@ class Core:
         )
         seating = Seating(residency, mover, parking, ends, outbox, clock, preparing, traffic)
         self._turns = Turns(residency, jobs, preparing, seating, traffic, slice_ns)
+        self._prefetching = (
+            Prefetching(residency, jobs, mover, store, self._turns, traffic, clock)
+            if prefetch
+            else None
+        )
         self._finishing = Finishing(mover, parking, ends, self._streams, self._health, clock)
         self._steps = Steps(jobs, traffic, self._finishing, clock, batch_tokens)
         self._dispatch = Dispatch(
@@ -238,9 +247,18 @@ class Core:
             placed = self._turns.place(now_ns)
             stepped = self._steps.step(now_ns)
             self._go_on_draining(now_ns)
+            self._tend_lanes(now_ns)
             return took or placed or stepped
         finally:
             self._stepping = False
+
+    def _tend_lanes(self, now_ns: int) -> None:
+        """What is not urgent: bring something early; end the lanes of pools that were closed."""
+        if self._prefetching and not self.drained and not self._dispatch.drains:
+            self._prefetching.go_on(now_ns)
+        if not self.hauling and self._tended != self.residency.revision:
+            self._tended = self.residency.revision
+            self._traffic.retire([k for k, p in self.residency.pools.items() if p.handle])
 
     def _expire(self, now_ns: int) -> None:
         for job in self.jobs:

@@ -268,6 +268,10 @@ class Mover:
             return
         receipt.evicted.append(f"weights:{weights.model}")
 
+    def backups(self) -> tuple[str, ...]:
+        """Models that could be backed up, as there is room for it."""
+        return self._loader.plan_backups().add
+
     def keep_promises(self) -> None:
         """Give back what backups take of the room that was promised to parked states: the least
         recently used ones go, and weights that sleep are unloaded with them."""

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 from vram_conductor.protocol.values import ConversationKey
+from vram_conductor.worker.engine import Tokens
 from vram_conductor.worker.job import Job, Receipt
 from vram_conductor.worker.jobs import Jobs
 from vram_conductor.worker.mover import Mover
-from vram_conductor.worker.prefetch import BringKV, Prefetch, plan_prefetch
+from vram_conductor.worker.outbox import info_of
+from vram_conductor.worker.prefetch import BringKV, ParkedView, Prefetch, Waiter, plan_prefetch
 from vram_conductor.worker.prospects import parked, waiters
 from vram_conductor.worker.residency import Residency
 from vram_conductor.worker.snapshot import world
@@ -17,6 +21,8 @@ from vram_conductor.worker.store import Store
 from vram_conductor.worker.traffic import Haul, Touches, Traffic, touches
 from vram_conductor.worker.turns import Turns
 from vram_conductor.worker.world import BackUp
+
+log = logging.getLogger(__name__)
 
 AGAIN_NS = 1_000_000_000
 """After a refusal (others have taken the memory) nothing is brought early for so long."""
@@ -62,23 +68,25 @@ class Prefetching:
         return True
 
     def _plan(self, now_ns: int) -> Prefetch | None:
-        free, vain = self._traffic.free, self._vain
-        views = [
-            replace_parked(view) if view.conversation in vain else view
-            for view in waiters(self._jobs, self._turns.blocked, self._store, now_ns)
-        ]
-        others = [
-            view
-            for view in parked(self._residency, self._jobs, self._store)
-            if free(view.pool) and vain.get(view.conversation) != view.used_ns
-        ]
         return plan_prefetch(
             world(self._residency, self._jobs, now_ns),
-            views,
-            others,
+            [
+                view if self._may_bring(view) else replace(view, parked=False)
+                for view in waiters(self._jobs, self._turns.blocked, self._store, now_ns)
+            ],
+            [
+                view
+                for view in parked(self._residency, self._jobs, self._store)
+                if self._may_bring(view)
+            ],
             running_lanes=len({job.pool.key for job in self._jobs.running()}),
             backups=self._mover.backups(),
         )
+
+    def _may_bring(self, view: Waiter | ParkedView) -> bool:
+        """Not into a pool that computes, and not what could not be brought the last time."""
+        talk = self._residency.conversation(view.conversation)
+        return self._traffic.free(view.pool) and self._vain.get(talk.key) != talk.used_ns
 
     def _touches(self, move: Prefetch) -> Touches:
         match move:
@@ -99,3 +107,16 @@ class Prefetching:
         else:
             work = partial(self._mover.carry_out, [move], Receipt())
         self._traffic.begin(Haul(self._touches(move), work, self._finish, job))
+
+    def _bring(self, move: BringKV, ids: Tokens, used_ns: int) -> None:
+        """On the hauler."""
+        if self._mover.bring_kv(move, ids):
+            self._vain.pop(move.conversation, None)
+        else:
+            self._vain[move.conversation] = used_ns
+
+    def _finish(self, error: Exception | None) -> None:
+        self._residency.revision += 1
+        if error is not None:
+            log.warning("nothing is brought early for a while: %s", info_of(error).message)
+            self._not_before_ns = self._clock() + AGAIN_NS

@@ -17,12 +17,15 @@ def world(
     *,
     frozen_pools: Collection[str] = (),
     frozen_jobs: Collection[int] = (),
+    only: str | None = None,
 ) -> World:
-    """Everything as it is now. ``frozen_jobs`` by ``seq``."""
+    """Everything as it is now. ``frozen_jobs`` by ``seq``; ``only``: just this pool and its
+    weights, for whoever looks while others are moved."""
     owned = residency.owned_models() | residency.owned_pools()
     needed: dict[str, int] = {}
     pools = {}
-    for key, pool in residency.pools.items():
+    shown = residency.pools if only is None else {only: residency.pools[only]}
+    for key, pool in shown.items():
         count = len(jobs.in_pool(key))
         model = pool.weights.model
         needed[model] = needed.get(model, 0) + count
@@ -36,6 +39,7 @@ def world(
     weights = {
         model: replace(_weights(residency, item, needed.get(model, 0)), owned=model in owned)
         for model, item in residency.weights.items()
+        if only is None or model in needed
     }
     budget_bytes = residency.budget_bytes
     if residency.shortage is not None:

@@ -20,7 +20,7 @@ from vram_conductor.worker.schedule import (
 )
 from vram_conductor.worker.seating import Seating
 from vram_conductor.worker.snapshot import world
-from vram_conductor.worker.traffic import Traffic
+from vram_conductor.worker.traffic import Haul, Traffic
 from vram_conductor.worker.world import Drop, Park
 
 RECHECK_NS = 10_000_000
@@ -53,12 +53,15 @@ class Turns:
         self._fruitless: tuple[int, int] | None = None
         self._again_ns = 0
         self._interrupted = False
+        self._beside_seen: tuple[int, int] | None = None
 
     def place(self, now_ns: int) -> bool:
         """One round: every waiting job that can have a slot gets one, as far as it goes without
         waiting for anything. Whether any did."""
         traffic = self._traffic
-        if traffic.haul is not None or not traffic.quiet(traffic.held):
+        if traffic.haul is not None:
+            return self._beside(traffic.haul, now_ns)
+        if not traffic.quiet(traffic.held):
             return False
         self._end_stages()
         calm = not traffic.held and self._fruitless == self._picture()
@@ -109,8 +112,49 @@ class Turns:
             self._interrupted = True
             return False
         self._seating.begin(job, plan, now_ns)
+        if traffic.haul is not None:
+            traffic.held = frozenset()
         self._interrupted = traffic.haul is not None or self._seating.refused
         return True
+
+    def _beside(self, haul: Haul, now_ns: int) -> bool:
+        """While others are moved: a job whose KV is in its slot, or that has none, need not wait.
+        Nothing is taken from anybody for it."""
+        traffic = self._traffic
+        picture = self._jobs.revision, haul.serial
+        if picture == self._beside_seen and not traffic.held:
+            return False
+        self._beside_seen = picture
+        held: frozenset[str] = frozenset()
+        placed, full, tried = False, set(haul.pools), set[int]()
+        while (job := self._next(now_ns, tried)) is not None:
+            tried.add(job.seq)
+            if job.pool.key in full:
+                continue
+            plan = self._plan_beside(job, now_ns)
+            if plan is None:
+                full.add(job.pool.key)
+            elif traffic.quiet(self._seating.touches(job, plan)[0]):
+                self._seating.begin(job, plan, now_ns)
+                placed = True
+            else:
+                full.add(job.pool.key)
+                held |= {job.pool.key}
+        traffic.held = held
+        return placed
+
+    def _plan_beside(self, job: Job, now_ns: int) -> Plan | None:
+        pool = job.pool
+        if not pool.awake or not pool.weights.resident or not self._preparing.ask(job):
+            return None
+        # Who waits for bytes must not wait longer for it.
+        short = any(item.reason == "bytes" for item in self.blocked.values())
+        if short and pool.stage_ns is None:
+            return None
+        want = Want(pool.key, job.conversation.key, job.cells)
+        plan = plan_seat(world(self._residency, self._jobs, now_ns, only=pool.key), want)
+        light = isinstance(plan, Plan) and self._seating.is_light(job, plan)
+        return plan if isinstance(plan, Plan) and light else None
 
     def _may_move(self, job: Job) -> bool:
         """Whether things may be moved for it: it is prepared, or cannot be before its model is
