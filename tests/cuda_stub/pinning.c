@@ -105,7 +105,25 @@ static R copy(void *to, const void *from, const void *main_memory, size_t bytes)
     if (!depth) return NO_CONTEXT;
     if (touched && inside < bytes) return INVALID;
     if (touched > 1 && getenv("STUB_NO_SPAN")) return INVALID;
-    memcpy(to, from, bytes);
+    if (to) memcpy(to, from, bytes);
+    return OK;
+}
+typedef struct {
+    struct { size_t x, y; int type; char *host; uint64_t device; void *array; size_t pitch; } from, to;
+    size_t width, rows;
+} Rows;
+R cuMemcpy2D_v2(const Rows *rows)
+{
+    int in = rows->from.type == 1 && rows->to.type == 2;
+    if (!in && (rows->from.type != 2 || rows->to.type != 1)) return INVALID;
+    const char *from = in ? rows->from.host : (char *)(uintptr_t)rows->from.device;
+    char *to = in ? (char *)(uintptr_t)rows->to.device : rows->to.host;
+    const char *start = in ? from : to;
+    size_t pitch = in ? rows->from.pitch : rows->to.pitch;
+    if (rows->from.pitch < rows->width || rows->to.pitch < rows->width) return INVALID;
+    if (copy(NULL, NULL, start, pitch * (rows->rows - 1) + rows->width) != OK) return INVALID;
+    for (size_t row = 0; row < rows->rows; row++)
+        memcpy(to + row * rows->to.pitch, from + row * rows->from.pitch, rows->width);
     return OK;
 }
 R cuMemcpyHtoD_v2(uint64_t to, const void *from, size_t n) { return copy((void *)(uintptr_t)to, from, from, n); }

@@ -81,7 +81,7 @@ class PinnedLife(Sleep):
         limit=st.sampled_from([4, 1 << 20]),
         seed=st.integers(0, 1 << 16),
     )
-    def begin(  # type: ignore[override]
+    def begin(
         self, budget: int, cap: int, slice_ms: int, spans: bool, limit: int, seed: int
     ) -> None:
         self.folder = Path(tempfile.mkdtemp())

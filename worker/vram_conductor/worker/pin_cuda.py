@@ -22,6 +22,28 @@ LIBCUDA = "VRAM_CONDUCTOR_LIBCUDA"
 _PORTABLE = 1  # CU_MEMHOSTREGISTER_PORTABLE
 _PROBE_BYTES = 1024 * 1024
 
+
+class _Rows(ctypes.Structure):
+    """``CUDA_MEMCPY2D``: rows of ``width``, ``pitch`` apart on either side."""
+
+    _fields_ = [
+        (f"{side}_{name}", kind)
+        for side in ("from", "to")
+        for name, kind in (
+            ("x", ctypes.c_size_t),
+            ("y", ctypes.c_size_t),
+            ("type", ctypes.c_int),
+            ("host", ctypes.c_void_p),
+            ("device", ctypes.c_uint64),
+            ("array", ctypes.c_void_p),
+            ("pitch", ctypes.c_size_t),
+        )
+    ] + [("width", ctypes.c_size_t), ("rows", ctypes.c_size_t)]
+
+
+_HOST, _DEVICE = 1, 2  # CUmemorytype
+_ROW_BYTES = 1024
+
 _handle = ctypes.c_void_p
 _address = ctypes.c_void_p
 _device_pointer = ctypes.c_uint64
@@ -38,6 +60,7 @@ _SIGNATURES: dict[str, list[type]] = {
     "cuMemFree_v2": [_device_pointer],
     "cuMemcpyHtoD_v2": [_device_pointer, _address, ctypes.c_size_t],
     "cuMemcpyDtoH_v2": [_address, _device_pointer, ctypes.c_size_t],
+    "cuMemcpy2D_v2": [ctypes.POINTER(_Rows)],
     "cuGetErrorName": [ctypes.c_int, ctypes.POINTER(ctypes.c_char_p)],
 }
 _TEXTS = {
@@ -55,7 +78,8 @@ class CudaPinner:
     """See :class:`vram_conductor.worker.pinning.Pinner`. Any thread may call it.
 
     Attributes:
-        spans: found out with two small ranges and one copy over both, in each direction.
+        spans: found out with two small ranges and copies over both, in each direction, whole and
+            by rows.
     """
 
     def __init__(self, ordinal: int = 0) -> None:
@@ -140,11 +164,27 @@ class CudaPinner:
             if self._cuda.call("cuMemcpyHtoD_v2", target, address, size):
                 return False
             memory[:] = bytes(size)
-            return not self._cuda.call("cuMemcpyDtoH_v2", address, target, size) and (
-                memory[:] == pattern
+            if self._cuda.call("cuMemcpyDtoH_v2", address, target, size) or memory[:] != pattern:
+                return False
+            # Every other row goes to the device without gaps, and comes back to where it was.
+            host = {"type": _HOST, "host": address, "pitch": 2 * _ROW_BYTES}
+            there = {"type": _DEVICE, "device": target.value, "pitch": _ROW_BYTES}
+            if self._copy_rows(host, there, size):
+                return False
+            memory[:] = bytes(size)
+            gap = bytes(_ROW_BYTES)
+            expected = pattern[:_ROW_BYTES] + gap + pattern[2 * _ROW_BYTES : 3 * _ROW_BYTES] + gap
+            return not self._copy_rows(there, host, size) and (
+                memory[:] == expected * (size // len(expected))
             )
         finally:
             self._cuda.call("cuMemFree_v2", target)
+
+    def _copy_rows(self, source: dict[str, int], target: dict[str, int], size: int) -> int:
+        fields = {f"from_{name}": value for name, value in source.items()}
+        fields |= {f"to_{name}": value for name, value in target.items()}
+        rows = _Rows(width=_ROW_BYTES, rows=size // (2 * _ROW_BYTES), **fields)
+        return self._cuda.call("cuMemcpy2D_v2", ctypes.byref(rows))
 
     def close(self) -> None:
         with self._closing:
