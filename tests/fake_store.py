@@ -15,7 +15,7 @@ class MemoryStore:
         self.states: dict[ConversationKey, tuple[ParkedMeta, bytes]] = {}
         self.corrupt: set[ConversationKey] = set()
         self.commits = 0
-        self.lent_bytes = 0
+        self.lent_bytes = self.beside_bytes = 0
         self._writing: dict[ConversationKey, bytearray] = {}
 
     @property

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from fake_store import MemoryStore
 from hypothesis import given
 from hypothesis import strategies as st
 
 from vram_conductor.worker.backup import Backups, BackupView, plan_backups, room_bytes
+from vram_conductor.worker.hostroom import HostRoom
 
 
 def view(model: str, size: int = 100, **fields: object) -> BackupView:
@@ -76,3 +78,29 @@ def test_every_decision_keeps_to_the_room(models: list[BackupView], room: int) -
     for item in models:
         if item.can and not item.backed and item.model not in found.add:
             assert taken + item.bytes > room
+
+
+@given(
+    beside=st.integers(0, 50),
+    capacity=st.integers(0, 50),
+    steps=st.lists(st.integers(-30, 30), max_size=20),
+)
+def test_host_memory_beside_the_store_is_taken_first(
+    beside: int, capacity: int, steps: list[int]
+) -> None:
+    store = MemoryStore(capacity)
+    store.beside_bytes = beside
+    room = HostRoom(store)
+    assert room.capacity_bytes == beside + capacity
+    taken = 0
+    for step in steps:
+        if step >= 0:
+            took = room.take(step)
+            assert took == (taken + step <= beside + capacity)
+            taken += step if took else 0
+        else:
+            less = min(taken, -step)
+            room.give_back(less)
+            taken -= less
+        assert room.taken_bytes == taken
+        assert store.lent_bytes == max(0, taken - beside)

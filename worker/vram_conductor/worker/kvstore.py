@@ -47,7 +47,7 @@ class KVStore:
         self.pinning = pinning or Pinning()
         self._folder = folder
         self._cap_bytes = cap_bytes
-        self.lent_bytes = 0
+        self.lent_bytes = self.beside_bytes = 0
         self._mapped_max = mapped_max
         self._records = adopt_all(folder)
         self._mapped: OrderedDict[ConversationKey, Arena] = OrderedDict()
@@ -255,10 +255,12 @@ class KVStore:
         if not self.pinning.active:
             return
         payload = record.meta.payload_bytes
-        wanted = fmt.round_up(payload + max(payload // 4, RESERVE_BYTES), fmt.GROW_BYTES)
+        more = max(payload // 4, RESERVE_BYTES)
+        wanted = fmt.round_up(payload + more, fmt.GROW_BYTES)
         more_bytes = 2 * wanted - record.bytes
         if self.used_bytes + more_bytes <= (self._cap_bytes - self.lent_bytes) // 2:
-            arena.reserve(wanted)
+            # Not at every turn: each time is one more piece, or all of it pinned anew.
+            arena.reserve(payload + more // 2, wanted)
             record.measure(arena)
 
     def _make_room(self, grow_bytes: int) -> None:

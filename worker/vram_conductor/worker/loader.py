@@ -9,6 +9,7 @@ from collections.abc import Callable
 from vram_conductor.protocol.errors import ConductorError, FailedPrecondition
 from vram_conductor.worker.backup import Backups, BackupView, plan_backups, room_bytes
 from vram_conductor.worker.engine import Engine
+from vram_conductor.worker.hostroom import HostRoom
 from vram_conductor.worker.residency import Residency, Weights
 from vram_conductor.worker.store import Store
 
@@ -28,7 +29,7 @@ class Loader:
     ) -> None:
         self._engine = engine
         self._residency = residency
-        self._store = store
+        self._room = HostRoom(store)
         self._clock = clock
         self._wakes: list[tuple[Weights, threading.Thread]] = []
         self._errors: list[Exception] = []
@@ -83,17 +84,17 @@ class Loader:
         residency = self._residency
         promised = [agent.state_bytes for agent in residency.agents.values()]
         return plan_backups(
-            room_bytes(self._store.capacity_bytes, promised),
+            room_bytes(self._room.capacity_bytes, promised),
             [_backup_view(item) for item in residency.weights.values() if item.handle],
         )
 
     def back_up(self, weights: Weights) -> bool:
-        """Copy the weights to pinned memory, if the store has room for that and the host too."""
+        """Copy the weights to pinned memory, if there is room for that."""
         handle = weights.handle
         assert handle is not None
         if handle.backup_bytes or weights.asleep or not handle.sleepable:
             return handle.backup_bytes > 0
-        if not self._store.lend(weights.bytes):
+        if not self._room.take(weights.bytes):
             return False
         weights.lent_bytes = weights.bytes
         begin = self._clock()
@@ -105,7 +106,7 @@ class Loader:
         if handle.backup_bytes:
             took_ms = (self._clock() - begin) / 1e6
             self._residency.rates.note("back_up", handle.backup_bytes, took_ms)
-            if not self._store.lend(max(0, handle.backup_bytes - weights.lent_bytes)):
+            if not self._room.take(max(0, handle.backup_bytes - weights.lent_bytes)):
                 handle.drop_backup()
                 weights.unbackable = True
             else:
@@ -121,10 +122,10 @@ class Loader:
         self._settle(weights)
 
     def _settle(self, weights: Weights) -> None:
-        """Give back to the store what the backup does not take (any more)."""
+        """Give back the room that the backup does not take (any more)."""
         taken = weights.handle.backup_bytes if weights.handle else 0
         if weights.lent_bytes > taken:
-            self._store.take_back(weights.lent_bytes - taken)
+            self._room.give_back(weights.lent_bytes - taken)
             weights.lent_bytes = taken
         self._residency.revision += 1
 

@@ -63,7 +63,7 @@ class Weights:
         asleep: they are loaded, and not on the device.
         scratch_bytes: what each live context takes beyond its buffers: estimated, and measured
             (``scratch_measured``) once one has computed.
-        lent_bytes: what the store lends for its backup.
+        lent_bytes: host memory that is kept for its backup.
         unbackable: the host refused a backup; it is not asked again before the next load.
         load_ms: what the last load took.
         readers: preparations that read its vocabulary on another thread: it stays loaded.

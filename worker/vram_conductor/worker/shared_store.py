@@ -36,6 +36,10 @@ class SharedStore:
     def lent_bytes(self) -> int:
         return self._store.lent_bytes
 
+    @property
+    def beside_bytes(self) -> int:
+        return self._store.beside_bytes
+
     def lend(self, size_bytes: int) -> bool:
         with self.lock:
             return self._store.lend(size_bytes)

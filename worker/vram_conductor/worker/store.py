@@ -68,6 +68,11 @@ class Store(Protocol):
     def lent_bytes(self) -> int:
         """Bytes of the capacity that are lent to others, see :meth:`lend`."""
 
+    @property
+    def beside_bytes(self) -> int:
+        """Host memory of this device that is no room for states, because the file system that they
+        lie in is smaller than what was given."""
+
     def lend(self, size_bytes: int) -> bool:
         """Let others have ``size_bytes`` more of the capacity (pinned copies of weights), until
         :meth:`take_back`. Spare halves make room, committed states never: False and nothing has
