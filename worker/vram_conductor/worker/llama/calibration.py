@@ -1,9 +1,10 @@
-"""A first look at the GPU with two models of a few hundred kilobytes.
+"""A first look at the GPU with models of a few hundred kilobytes.
 
 The first kernels of a process take memory that stays until it ends: their code, and the local
 memory of all threads together (68 MiB on an H200). Taken before ``base`` is measured, it belongs
-to ``base``, instead of to whichever model happens to come first. The second model has plain
-matrices: what its context gives back is what cuBLAS takes per context.
+to ``base``, instead of to whichever model happens to come first; hence batches of all sizes that
+have kernels of their own, and the usual shapes of attention. The last model has plain matrices:
+what its context gives back is what cuBLAS takes per context.
 """
 
 from __future__ import annotations
@@ -11,9 +12,12 @@ from __future__ import annotations
 import logging
 import struct
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
+
+import numpy as np
 
 from vram_conductor.protocol.values import KVType, PoolShape
 from vram_conductor.worker.llama.model import LlamaModel
@@ -26,7 +30,7 @@ CUBLAS_BYTES = 128 << 20
 """Taken where the measurement makes no sense, because others came or went meanwhile."""
 
 _CUBLAS_RANGE = (1 << 20, 1 << 30)
-_EMBD, _HEADS, _HEADS_KV, _FF, _VOCAB = 256, 4, 2, 512, 512
+_EMBD, _FF, _VOCAB, _CELLS = 256, 512, 512, 1024
 _F32, _F16, _Q4_0, _Q8_0, _Q4_K, _Q6_K = 0, 1, 2, 8, 12, 14
 _BLOCKS = {_F32: (1, 4), _F16: (1, 2), _Q4_0: (32, 18), _Q8_0: (32, 34)} | {
     _Q4_K: (256, 144),
@@ -34,18 +38,40 @@ _BLOCKS = {_F32: (1, 4), _F16: (1, 2), _Q4_0: (32, 18), _Q8_0: (32, 34)} | {
 }
 """``ggml_type`` → (elements, bytes) of a block."""
 
-_KV = _EMBD // _HEADS * _HEADS_KV
-_MATRICES = {
-    "token_embd": (_EMBD, _VOCAB, _Q8_0),
-    "blk.0.attn_q": (_EMBD, _EMBD, _Q4_0),
-    "blk.0.attn_k": (_EMBD, _KV, _Q4_K),
-    "blk.0.attn_v": (_EMBD, _KV, _Q6_K),
-    "blk.0.attn_output": (_EMBD, _EMBD, _Q8_0),
-    "blk.0.ffn_gate": (_EMBD, _FF, _Q4_K),
-    "blk.0.ffn_up": (_EMBD, _FF, _Q4_0),
-    "blk.0.ffn_down": (_FF, _EMBD, _Q6_K),
-}
-"""Name → (row, rows, type in the quantised model)."""
+ALL_SIZES = (*range(1, 9), 16, 24, 32, 40, 48, 64, 80, 96, 112, 128, 512)
+"""Batches that matrix products have kernels of their own for (mmvq.cu, mmq.cu)."""
+
+FEW_SIZES = (1, 2, 4, 8, 16, 32, 512)
+"""The same for attention (fattn.cu)."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A Llama of one layer. ``plain``: f16 matrices, else the usual quantised types."""
+
+    heads: int = 4
+    heads_kv: int = 2
+    head: int = 64
+    plain: bool = False
+
+    def matrices(self) -> dict[str, tuple[int, int, int]]:
+        """Name → (row, rows, type)."""
+        q, kv = self.heads * self.head, self.heads_kv * self.head
+        found = {
+            "token_embd": (_EMBD, _VOCAB, _Q8_0),
+            "blk.0.attn_q": (_EMBD, q, _Q4_0),
+            "blk.0.attn_k": (_EMBD, kv, _Q4_K),
+            "blk.0.attn_v": (_EMBD, kv, _Q6_K),
+            "blk.0.attn_output": (q, _EMBD, _Q8_0),
+            "blk.0.ffn_gate": (_EMBD, _FF, _Q4_K),
+            "blk.0.ffn_up": (_EMBD, _FF, _Q4_0),
+            "blk.0.ffn_down": (_FF, _EMBD, _Q6_K),
+        }
+        return {k: (a, b, _F16 if self.plain else kind) for k, (a, b, kind) in found.items()}
+
+
+SHAPES = (Sample(4, 4), Sample(4, 1), Sample(8, 1), Sample(4, 2, 128), Sample(8, 2, 128))
+"""Query heads per key: each has kernels of its own (``ggml_cuda_flash_attn_ext_mma_f16``)."""
 
 _UINT32, _FLOAT32, _STRING = 4, 6, 8
 
@@ -66,12 +92,17 @@ def calibrate(device: Device, options: EngineOptions) -> Gpu:
         ConductorError: ``load_failed``, ``pool_failed``, ``decode_failed``: the GPU cannot be used.
     """
     with tempfile.TemporaryDirectory(prefix="vram-conductor-") as folder:
-        quantised, plain = Path(folder) / "quantised.gguf", Path(folder) / "plain.gguf"
-        write_sample(quantised, plain=False)
-        write_sample(plain, plain=True)
-        for kv_type in ("f16", "q8_0"):
-            _given_back(quantised, kv_type, device.used_bytes, options)
-        cublas_bytes = _given_back(plain, "f16", device.used_bytes, options)
+        path = Path(folder) / "sample.gguf"
+
+        def run(sample: Sample, kv_type: KVType, sizes: Sequence[int]) -> int:
+            write_sample(path, sample)
+            return _given_back(path, kv_type, sizes, device.used_bytes, options)
+
+        run(Sample(), "f16", ALL_SIZES)
+        run(Sample(), "q8_0", FEW_SIZES)
+        for sample in SHAPES:
+            run(sample, "f16", FEW_SIZES)
+        cublas_bytes = run(Sample(plain=True), "f16", FEW_SIZES)
     if not _CUBLAS_RANGE[0] <= cublas_bytes <= _CUBLAS_RANGE[1]:
         log.warning(
             "a context with cuBLAS seems to take %d bytes: another process came or went; "
@@ -84,13 +115,21 @@ def calibrate(device: Device, options: EngineOptions) -> Gpu:
 
 
 def _given_back(
-    path: Path, kv_type: KVType, used_bytes: Callable[[], int], options: EngineOptions
+    path: Path,
+    kv_type: KVType,
+    sizes: Sequence[int],
+    used_bytes: Callable[[], int],
+    options: EngineOptions,
 ) -> int:
     """What a warm context of the sample gives back beyond its buffers when it is closed."""
     model = LlamaModel(str(path), path.name, options)
     try:
-        pool = model.open_pool(PoolShape(cells=1024, slots=1, kv_type=kv_type))
+        pool = model.open_pool(PoolShape(cells=_CELLS, slots=1, kv_type=kv_type))
         try:
+            for size in sizes:
+                ids = np.zeros(min(size, options.batch_tokens), np.int32)
+                pool.decode([(0, ids, 0, True)])
+                pool.truncate(0, 0)
             pool.warm_up()
             before = used_bytes()
         finally:
@@ -100,16 +139,12 @@ def _given_back(
         model.close()
 
 
-def write_sample(path: Path, *, plain: bool) -> None:
-    """A Llama of one layer and without a vocabulary, every weight of it 0.
-
-    ``plain``: f16 matrices, else the usual quantised types. (GGUF version 3, gguf.md of ggml.)
-    """
+def write_sample(path: Path, sample: Sample) -> None:
+    """Write it: no vocabulary, every weight 0. (GGUF version 3, gguf.md of ggml.)"""
     tensors: list[tuple[str, tuple[int, ...], int]] = [("output_norm", (_EMBD,), _F32)]
     tensors += [(f"blk.0.{name}_norm", (_EMBD,), _F32) for name in ("attn", "ffn")]
-    for name, (row, rows, kind) in _MATRICES.items():
-        tensors.append((name, (row, rows), _F16 if plain else kind))
-    pairs = _pairs()
+    tensors += [(name, (row, rows), kind) for name, (row, rows, kind) in sample.matrices().items()]
+    pairs = _pairs(sample)
     head = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(pairs)) + b"".join(pairs)
     at = 0
     for name, shape, kind in tensors:
@@ -119,14 +154,17 @@ def write_sample(path: Path, *, plain: bool) -> None:
     path.write_bytes(head.ljust(_padded(len(head)), b"\0") + bytes(at))
 
 
-def _pairs() -> list[bytes]:
+def _pairs(sample: Sample) -> list[bytes]:
     numbers = {
         "context_length": 4096,
         "embedding_length": _EMBD,
         "block_count": 1,
         "feed_forward_length": _FF,
-        "attention.head_count": _HEADS,
-        "attention.head_count_kv": _HEADS_KV,
+        "attention.head_count": sample.heads,
+        "attention.head_count_kv": sample.heads_kv,
+        "attention.key_length": sample.head,
+        "attention.value_length": sample.head,
+        "rope.dimension_count": sample.head,
         "vocab_size": _VOCAB,
     }
     texts = {"general.architecture": "llama", "tokenizer.ggml.model": "no_vocab"}
