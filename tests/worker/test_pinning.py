@@ -386,6 +386,14 @@ def test_a_parked_state_is_pinned_soon_and_the_next_one_goes_straight_into_it(
     assert not store.pinned(key("b"))
 
 
+def test_a_conversation_that_grows_is_not_pinned_anew_at_every_turn(opener: Opener) -> None:
+    store, fake = opener(FakePinner(spans=False), cap=4000 * STEP)
+    for size in range(20, 40):
+        park(store, "a", b"x" * (size * STEP), max_bytes=1000 * STEP)
+        until(lambda: store.pinned(key("a")), "never pinned")
+    assert fake.calls < 16, "two halves, and a few times each"
+
+
 def test_a_reserve_never_costs_anybody_room(opener: Opener) -> None:
     store, _ = opener(cap=20 * STEP)
     for data in (b"1", b"2"):
@@ -526,7 +534,7 @@ def test_errors_of_the_device_do_not_end_the_sealing_thread(
     until(lambda: store.pinned(key("a")), "never pinned")
     fake.stuck = True
     arena = store._mapped[key("a")]
-    arena.reserve(8 * STEP)
+    arena.reserve(8 * STEP, 8 * STEP)
     store._sealer.pin(arena)
     until(lambda: "left as it is" in caplog.text, "no error")
     store._sealer.settle()

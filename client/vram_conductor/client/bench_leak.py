@@ -11,7 +11,9 @@ from vram_conductor.client.bench_report import BenchReport, Figure
 from vram_conductor.client.bench_setting import Setting
 from vram_conductor.client.bench_sizes import Role, register, survey
 from vram_conductor.client.bench_turns import fill, short_turn
+from vram_conductor.client.bench_walk import random_steps
 from vram_conductor.client.bench_watch import MemoryWatch
+from vram_conductor.protocol.errors import ConductorError
 from vram_conductor.protocol.status import DeviceStatus
 
 MIB = 1 << 20
@@ -73,6 +75,10 @@ def measure(setting: Setting, report: BenchReport, say: Callable[[str], None]) -
     report.data["cap_bytes"] = status.promised.cap_bytes
     report.data["foreign_bytes"] = _foreign(status)
     report.data["levels"] = dataclasses.asdict(levels)
+    try:
+        random_steps(setting, report, say)
+    except ConductorError as error:
+        report.failures.append(f"random steps: {error}")
     if not setting.on_cuda:
         report.notes.append(
             "on a cpu the anonymous memory of the worker is watched, which the allocator keeps: "

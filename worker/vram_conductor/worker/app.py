@@ -232,7 +232,8 @@ def router(inbox: Inbox, estimating: Estimating) -> Callable[[Inbound], None]:
 
 
 def open_store(options: Options, stack: ExitStack) -> KVStore:
-    """The parked states of this device; never promises more than the file system has."""
+    """The parked states of this device; never promises more than the file system has. What was
+    given beyond that is for backups of weights, which lie in no file."""
     config, device = options.config, options.device
     folder = ArenaDir(arena_dir(config), device.id, LOCK_PATIENCE_S)
     stack.callback(folder.close)
@@ -250,6 +251,7 @@ def open_store(options: Options, stack: ExitStack) -> KVStore:
     pinning = Pinning(total if pinned_cap is None else parse_bytes(pinned_cap))
     stack.callback(pinning.close)
     store = KVStore(folder, min(wanted, total), pinning=pinning)
+    store.beside_bytes = max(0, wanted - total)
     stack.callback(store.close)
     return store
 

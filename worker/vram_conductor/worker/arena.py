@@ -1,8 +1,7 @@
 """One mapped arena file (format: ``arena_format``): write, commit, seal, verify one state.
 
-The thread that uses the store owns an arena; :meth:`Arena.seal` and :meth:`Arena.pin_some` alone
-are called on the sealing thread. Memory is allocated before it is touched, so a full file system is
-an error and never SIGBUS.
+Whoever uses the store owns an arena; the sealing thread calls :meth:`Arena.seal` and ``pin_some``
+alone. Memory is allocated before it is touched: a full file system is an error, never SIGBUS.
 """
 
 from __future__ import annotations
@@ -239,10 +238,11 @@ class Arena:
 
     # --- pinned memory ------------------------------------------------------------------------
 
-    def reserve(self, size: int) -> None:
-        """Let halves that are in use have memory for ``size`` bytes when they are pinned next."""
+    def reserve(self, least: int, size: int) -> None:
+        """Let halves that are in use and have less than ``least`` bytes of memory get ``size``
+        bytes when they are pinned next."""
         for half in self._halves:
-            if half.allocated_bytes:
+            if 0 < half.allocated_bytes < least:
                 half.reserve(size)
 
     def pin_some(self) -> Progress:

@@ -3,7 +3,6 @@
 Files describe themselves: at start every arena is adopted or deleted. A cap bounds what all of
 them take; when it is reached, the spare halves of other arenas go first, then ``writer`` refuses
 with numbers and nothing is lost. (Spilling to disk would be the next step, in ``_make_room``.)
-Only a bounded number of arenas is mapped at a time.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ RESERVE_BYTES = 32 * 1024 * 1024
 
 
 class KVStore:
-    """See :class:`vram_conductor.worker.store.Store`. Engine thread only."""
+    """See :class:`vram_conductor.worker.store.Store`. One call at a time."""
 
     def __init__(
         self,
@@ -250,15 +249,15 @@ class KVStore:
             self._folder.remove(new_name(arena_name(key)))
 
     def _reserve(self, arena: Arena, record: Record) -> None:
-        """Where memory is pinned, let the next, longer states of this conversation find it ready.
-        Only while half of the room is free: it would soon have to be given back."""
+        """Where memory is pinned, let the next, longer states of a conversation find it ready, while
+        half of the room is free: it would soon have to be given back otherwise."""
         if not self.pinning.active:
             return
         payload = record.meta.payload_bytes
         more = max(payload // 4, RESERVE_BYTES)
         wanted = fmt.round_up(payload + more, fmt.GROW_BYTES)
-        more_bytes = 2 * wanted - record.bytes
-        if self.used_bytes + more_bytes <= (self._cap_bytes - self.lent_bytes) // 2:
+        used_bytes = self.used_bytes + 2 * wanted - record.bytes
+        if used_bytes <= (self._cap_bytes - self.lent_bytes) // 2:
             # Not at every turn: each time is one more piece, or all of it pinned anew.
             arena.reserve(payload + more // 2, wanted)
             record.measure(arena)
