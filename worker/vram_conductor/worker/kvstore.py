@@ -249,7 +249,7 @@ class KVStore:
             self._folder.remove(new_name(arena_name(key)))
 
     def _reserve(self, arena: Arena, record: Record) -> None:
-        """Where memory is pinned, let the next, longer states of a conversation find it ready, while
+        """Where memory is pinned, let a conversation's next, longer states find it ready, while
         half of the room is free: it would soon have to be given back otherwise."""
         if not self.pinning.active:
             return
