@@ -108,7 +108,10 @@ def test_switch_really_switches(models: list[str], tmp_path: Path) -> None:
 @pytest.mark.real
 def test_leak_ends_where_it_began(models: list[str], tmp_path: Path) -> None:
     value = bench("leak", models, tmp_path)
-    assert {"switches", "unregistered"} <= figures(value).keys()
+    found = figures(value)
+    assert {"switches", "unregistered"} <= found.keys()
+    assert found["walk"] == 10
+    assert found["walk_problems"] == 0
     watch = value["data"]["watch"]
     assert len(watch["s"]) == len(watch["bytes"]) > 5
     assert watch["s"] == sorted(watch["s"])

@@ -39,8 +39,8 @@ REFUSALS = frozenset(
 )
 """What a request may be answered with when others have the memory, or the agent is gone."""
 
-_SLOW = frozenset({"lease_timeout"})
-"""Reasons of DEADLINE_EXCEEDED that are refusals, too."""
+_EXPECTED = frozenset({"conversation_busy", "lease_timeout"})
+"""Reasons with other codes that are refusals, too."""
 
 
 @dataclass
@@ -150,7 +150,7 @@ class Walker:
             act()
             self.counts[name] += 1
         except ConductorError as error:
-            if error.info.code in REFUSALS or error.reason in _SLOW:
+            if error.info.code in REFUSALS or error.reason in _EXPECTED:
                 self.counts[f"{name}: {error.reason}"] += 1
             else:
                 self._problem(f"{name}: {error.reason}: {error.info.message}")

@@ -34,7 +34,7 @@ def random_steps(setting: Setting, report: BenchReport, say: Callable[[str], Non
         assert status.worker is not None
         with MemoryWatch(setting.device, status.worker.pid) as watch:
             begin = watch.now()
-            steps = setting.number(cuda=STEPS, cpu=60)
+            steps = 10 * setting.number(cuda=STEPS // 10, cpu=10)
             say(f"{steps} random steps")
             watch.mark(f"{steps} random steps")
             found = walk(
