@@ -38,6 +38,7 @@ from vram_conductor.protocol.values import (
 from vram_conductor.worker.arena_dir import ArenaDir
 from vram_conductor.worker.core import Core
 from vram_conductor.worker.digest import Digester
+from vram_conductor.worker.exits import EXIT_TEMPORARY
 from vram_conductor.worker.kvstore import KVStore
 from vram_conductor.worker.link import Arrived, ReadyWanted, Refused, SessionLost
 from vram_conductor.worker.loop import EngineLoop, Identity, Inbox, Stop
@@ -84,8 +85,18 @@ class Life:
         self.digester = Digester(enabled=False)
         resolver = Resolver(Catalogue(), folder, folder, [])
         identity = Identity(worker_epoch, "0", engine.build, 0, self.store.capacity_bytes, "")
+        self.worn = False
         self.loop = EngineLoop(
-            core, self.store, self, self.inbox, Samples(), resolver, self.digester, identity, 2000
+            core,
+            self.store,
+            self,
+            self.inbox,
+            Samples(),
+            resolver,
+            self.digester,
+            identity,
+            2000,
+            lambda: self.worn,
         )
         self._op = 0
 
@@ -252,3 +263,22 @@ def test_progress_is_what_the_watchdog_sees(life: Life) -> None:
     steps, busy = life.loop.progress()
     assert steps >= 5
     assert not busy
+
+
+def test_a_process_that_keeps_memory_makes_room_for_a_new_one(short_tmp: Path) -> None:
+    """It leaves with the code that the supervisor starts again after; what was said is parked."""
+    life = Life(short_tmp)
+    life.welcome()
+    life.load()
+    life.run_job()
+
+    def done(*messages: Sent) -> None:
+        life.sent += [message for message, _ in messages]
+        life.worn = any(isinstance(message, RunDone) for message in life.sent)
+        if life.worn:
+            life.inbox.put(Stop("too late, if it comes to that"))
+
+    life.send = done  # type: ignore[method-assign]
+    assert life.loop.run() == EXIT_TEMPORARY
+    assert life.store.meta(MAIN) is not None
+    life.close()
