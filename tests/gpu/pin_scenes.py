@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from vram_conductor.protocol.values import ConversationKey
+from vram_conductor.protocol.values import ConversationKey, PoolShape
 from vram_conductor.worker import half_memory
 from vram_conductor.worker.arena import Arena
 from vram_conductor.worker.arena_dir import ArenaDir
@@ -97,6 +97,54 @@ class Device:
                 assert copy(address + at * size, size) == 0
             found[name] = round(n * size / (time.perf_counter() - began) / 1e9, 2)
         return found
+
+
+def gathered(model_path: str) -> dict[str, Any]:
+    """States of two conversations whose cells take turns: copied piece by piece and together they
+    are the same bytes, out and in. Run it with the preload library."""
+    from vram_conductor.worker.bench.parking import random_ids
+    from vram_conductor.worker.llama import open_engine
+    from vram_conductor.worker.llama.options import EngineOptions
+    from vram_conductor.worker.vmm.tagged import Tagged
+
+    engine = open_engine(EngineOptions(device_kind="cuda"))
+    model = engine.load(model_path, "model")
+    pool = model.open_pool(PoolShape(2048, 2))
+    together, alone = pool._buffers, Tagged(None)
+    for slot, tokens in ((0, 300), (1, 200)):
+        pool.decode([(slot, random_ids(tokens), 0, True)])
+    for step in range(100):
+        pool.decode([(0, random_ids(1), 300 + step, True), (1, random_ids(1), 200 + step, True)])
+
+    def state(slot: int, buffers: Tagged) -> bytes:
+        pool._buffers = buffers
+        data = bytearray(pool.state_bytes(slot))
+        assert pool.get_state(slot, memoryview(data)) == len(data)
+        return bytes(data)
+
+    before = [state(slot, alone) for slot in (0, 1)]
+    same_out = [state(slot, together) for slot in (0, 1)] == before
+    pool._buffers = together
+    pool.set_state(0, memoryview(before[0]))  # into the holes that it leaves itself
+    same_in = state(0, alone) == before[0]
+    untouched = state(1, alone) == before[1]
+    pool._buffers = together
+    pool.truncate(0, 0)
+    pool.truncate(1, 0)
+    pool.set_state(0, memoryview(before[0]))
+    in_a_row = state(0, alone) == before[0]
+    pool._buffers = together
+    pool.close()
+    model.close()
+    engine.close()
+    return {
+        "mechanism": engine.mechanism,
+        "bytes": [len(data) for data in before],
+        "same_out": same_out,
+        "same_in": same_in,
+        "untouched": untouched,
+        "in_a_row": in_a_row,
+    }
 
 
 def say(what: object) -> None:

@@ -110,6 +110,21 @@ def test_parking_and_resuming_reach_their_share_of_the_pinned_rate(
     assert beside["park"]["get_ms"] < 0.5 * before["park"]["get_ms"], (beside, before)
 
 
+def test_pieces_copied_together_are_the_same_bytes(
+    cuda: str,
+    random_model: Callable[[str], Path],
+    run_preloaded: Callable[..., subprocess.CompletedProcess[str]],
+) -> None:
+    code = (
+        f"import sys, json; sys.path.insert(0, {str(HERE)!r}); import pin_scenes; "
+        "pin_scenes.say(json.dumps(pin_scenes.gathered(sys.argv[1])))"
+    )
+    found = figures(run_preloaded(code, str(random_model("0.5B"))).stdout)
+    assert found["mechanism"] == "vmm-sleep"
+    checks = ("same_out", "same_in", "untouched", "in_a_row")
+    assert all(found[name] for name in checks), found
+
+
 @pytest.fixture
 def shared_folder() -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(dir="/dev/shm"))
