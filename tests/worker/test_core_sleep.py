@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 
 import pytest
 from core_driver import GREEDY, Attempt, Driver
-from fake_engine import ModelSpec, reference
+from fake_engine import FakeEngine, ModelSpec, reference
 from fake_store import MemoryStore
 
 from vram_conductor.protocol.commands import Failed, Loaded
@@ -310,3 +311,70 @@ def test_a_wake_that_fails_beside_other_moves_leaves_the_job_waiting() -> None:
     assert left == [0]
     driver.core.residency.validate()
     turns(driver, 1)
+
+
+# --- what a live context takes beyond its buffers -------------------------------------------------
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FakeEngine, "device_kind", "cuda")
+
+
+def scratchy(size: int) -> list[ModelSpec]:
+    return [replace(spec, scratch_bytes=size) for spec in MODELS]
+
+
+@pytest.mark.usefixtures("gpu")
+def test_scratch_is_measured_once_at_the_first_opening_and_stays_in_its_sleep() -> None:
+    driver = Driver(scratchy(7), budget_bytes=ROOM_FOR_ONE + 3 * 7, sleepable=True)
+    warmed: list[int] = []
+    driver.engine.faults.warm_up = lambda: warmed.append(1)
+    for spec in MODELS:
+        answer = driver.load(spec.model, spec.model)
+        assert isinstance(answer, Loaded)
+        assert answer.scratch_bytes == 7
+    turns(driver)
+    assert len(warmed) == 3
+    assert driver.device.allocated_bytes == driver.core.residency.resident_bytes()
+    shown = {line.key: line.bytes for line in driver.core.report().lines}
+    assert [shown[f"scratch:{spec.model}@f16"] for spec in MODELS] == [7, 7, 7]
+
+
+@pytest.mark.usefixtures("gpu")
+def test_where_scratch_of_sleeping_contexts_is_missing_they_are_closed() -> None:
+    driver = Driver(scratchy(7), budget_bytes=ROOM_FOR_ONE + 7, sleepable=True)
+    for spec in MODELS:
+        driver.load(spec.model, spec.model)
+    turns(driver)
+    assert sum(pool.handle is not None for pool in driver.core.residency.pools.values()) == 1
+    assert len(driver.engine.loads) == 3
+
+
+@pytest.mark.usefixtures("gpu")
+def test_scratch_beyond_the_estimate_that_does_not_fit_is_that_agents_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Driver, "scratch", lambda *args: 0)
+    driver = Driver(scratchy(7), budget_bytes=ROOM_FOR_ONE + 6, sleepable=True)
+    driver.device.limit_bytes = 1 << 60
+    answer = driver.load("full", "full")
+    assert isinstance(answer, Failed)
+    assert answer.error.details["code"] == "MEASURED"
+    assert driver.device.allocated_bytes == driver.device.pinned_bytes == 0
+
+
+@pytest.mark.usefixtures("gpu")
+def test_a_first_computation_that_fails_costs_that_agent_only() -> None:
+    driver = Driver(scratchy(7), sleepable=True)
+    driver.load("keep", "window")
+    driver.say("keep", "abc")
+
+    def broken() -> None:
+        driver.engine.faults.warm_up = lambda: None
+        raise Internal("decode_failed", "llama_decode returned -3")
+
+    driver.engine.faults.warm_up = broken
+    assert isinstance(driver.load("lost", "full"), Failed)
+    assert isinstance(driver.load("lost", "full"), Loaded)
+    assert driver.say("keep", "def").done.usage.reprefilled_tokens == 0

@@ -147,7 +147,7 @@ class LlamaModel:
         self._memory.wake()
 
     def close(self) -> None:
-        """Free the weights. Idempotent."""
+        """Free the weights, awake or asleep, and their backup. Idempotent."""
         if self._model:
             ll.llama_model_free(self._model)
             self._model = None

@@ -283,8 +283,10 @@ class LlamaPool:
         ll.llama_memory_clear(self._memory, True)
 
     def close(self) -> None:
-        """Free the context. Idempotent."""
+        """Free the context, awake or asleep. Idempotent."""
         if self._context:
+            # Memory that can sleep is unmapped without waiting for kernels that use it.
+            self.synchronize()
             ll.llama_free(self._context)
             self._context = None
 
