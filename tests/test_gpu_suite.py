@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -36,6 +37,7 @@ def suite(script: ModuleType, tmp_path: Path) -> Iterator[Any]:
     found = script.Suite(tmp_path / "out", "cpu", 1.0)
     yield found
     found.log.close()
+    shutil.rmtree(found.scratch, ignore_errors=True)
 
 
 def test_a_step_that_fails_is_told_with_its_last_words(suite: Any) -> None:
