@@ -22,6 +22,15 @@ from vram_conductor.worker.kvstore import KVStore
 HERE = Path(__file__).parent
 MIB = 1 << 20
 SCENE_S = 300.0
+NEED_BYTES = 1 << 30
+
+
+@pytest.fixture(scope="module", autouse=True)
+def enough_shared_memory() -> None:
+    info = os.statvfs("/dev/shm")
+    free_bytes = info.f_bavail * info.f_frsize
+    if free_bytes < NEED_BYTES:
+        pytest.skip(f"/dev/shm has {free_bytes} bytes free, {NEED_BYTES} are needed (--shm-size)")
 
 
 def figures(output: str) -> dict[str, Any]:
