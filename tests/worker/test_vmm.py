@@ -9,6 +9,7 @@ from fault_shim import Fault
 from vmm_faults import MOVES
 from vmm_rig import Rig, stub_rig
 from vmm_scenes import SCENES
+from vmm_stub_scenes import SCENES as STUB_SCENES
 
 
 @pytest.fixture(scope="module")
@@ -19,6 +20,11 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Rig:
 @pytest.mark.parametrize("name", list(SCENES))
 def test_scene(rig: Rig, name: str) -> None:
     rig.run("vmm_scenes", name)
+
+
+@pytest.mark.parametrize("name", list(STUB_SCENES))
+def test_scene_of_the_stand_in(rig: Rig, name: str) -> None:
+    rig.run("vmm_stub_scenes", name)
 
 
 def test_the_fault_shim_of_the_gpu_tests(rig: Rig, tmp_path: Path) -> None:
