@@ -115,7 +115,7 @@ def test_kv_needs_a_free_slot_and_free_cells_in_a_pool_that_is_awake() -> None:
     assert plan_prefetch(world(1000, pool("a", "x")), [], fits) == BringKV("a", 1, talk("me"))
     assert plan_prefetch(world(1000, pool("a", "x", "y")), [], fits) is None
     assert plan_prefetch(world(1000, pool("a", "me")), [], fits) is None
-    assert plan_prefetch(world(1000, asleep("a")), [], fits) is None
+    assert plan_prefetch(world(1000, asleep("a")), [], fits) == WakePool("a")
 
 
 def test_what_is_left_to_do_is_a_backup_where_nobody_works() -> None:
@@ -123,6 +123,21 @@ def test_what_is_left_to_do_is_a_backup_where_nobody_works() -> None:
     assert plan_prefetch(there, [], backups=["a", "b"]) == BackUp("a")
     assert plan_prefetch(there, [], backups=["a"], running_lanes=1) is None
     assert plan_prefetch(there, [waiter("a", blocked="slots")], backups=["a"]) is None
+
+
+def test_where_nobody_works_everything_that_fits_wakes() -> None:
+    new, old = replace(tired("a"), used_ns=2), replace(tired("b"), used_ns=1)
+    there = world(100, asleep("a"), new, asleep("b"), old)
+    assert plan_prefetch(there, []) == WakeWeights("a")
+    assert plan_prefetch(there, [], running_lanes=1) is None
+    assert plan_prefetch(there, [waiter("a", blocked="")]) is None
+    one = world(150, asleep("a"), weights("a"), asleep("b"), old)
+    assert plan_prefetch(one, []) == WakeWeights("b")
+    both = world(200, asleep("a"), weights("a"), asleep("b"), weights("b"))
+    assert plan_prefetch(both, []) == WakePool("a")
+    assert plan_prefetch(replace(both, budget_bytes=199), []) is None
+    stranger = replace(tired("a"), owned=False)
+    assert plan_prefetch(world(100, asleep("a"), stranger), []) is None
 
 
 @st.composite

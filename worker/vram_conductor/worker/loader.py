@@ -182,8 +182,8 @@ class Loader:
             if not waits(error):
                 self.broken.append(weights)
             return
-        weights.used_ns = self._clock()
-        self._residency.rates.note("wake_weights", weights.bytes, (weights.used_ns - begin) / 1e6)
+        took_ms = (self._clock() - begin) / 1e6
+        self._residency.rates.note("wake_weights", weights.bytes, took_ms)
 
 
 def waits(error: Exception) -> bool:

@@ -103,6 +103,7 @@ class Opener:
             if not error.retryable:
                 self.close(pool)
             raise
-        pool.asleep, pool.used_ns = False, self._clock()
-        self._residency.rates.note("wake_pool", pool.open_bytes, (pool.used_ns - begin) / 1e6)
+        pool.asleep = False
+        took_ms = (self._clock() - begin) / 1e6
+        self._residency.rates.note("wake_pool", pool.open_bytes, took_ms)
         self._residency.revision += 1

@@ -78,12 +78,14 @@ def plan_prefetch(
         running_lanes: pools that compute now.
         backups: models that could be backed up, see ``backup.plan_backups``.
     """
-    return (
+    found = (
         _wake(world, waiters, running_lanes)
         or _kv_of_waiters(world, waiters)
         or _kv_of_others(world, waiters, parked)
-        or (BackUp(backups[0]) if backups and not running_lanes and not waiters else None)
     )
+    if found is not None or waiters or running_lanes:
+        return found
+    return _wake_idle(world) or (BackUp(backups[0]) if backups else None)
 
 
 def worth(wake_ms: float, running_lanes: int, slowdown: float = SLOWDOWN) -> bool:
@@ -104,6 +106,19 @@ def _wake(world: World, waiters: Sequence[Waiter], running_lanes: int) -> Prefet
     # A pool only beside weights that are there, or it takes the room that these will need.
     fits = pool.asleep and not pool.grows and pool.open_bytes <= free and weights.resident
     return WakePool(pool.key) if fits and worth(pool.wake_ms, running_lanes) else None
+
+
+def _wake_idle(world: World) -> Prefetch | None:
+    """Nobody works: whatever fits is awake, the most recently used first (a hog has left)."""
+    free = world.budget_bytes - world.resident_bytes()
+    for item in sorted(world.weights.values(), key=lambda item: -item.used_ns):
+        if item.owned and item.asleep and item.bytes <= free:
+            return WakeWeights(item.model)
+    for pool in sorted(world.pools.values(), key=lambda pool: -pool.used_ns):
+        ready = pool.owned and pool.asleep and not pool.grows
+        if ready and world.weights[pool.model].resident and pool.open_bytes <= free:
+            return WakePool(pool.key)
+    return None
 
 
 def _kv_of_waiters(world: World, waiters: Sequence[Waiter]) -> BringKV | None:
