@@ -12,7 +12,6 @@ import pytest
 MIB = 1 << 20
 SCENES = Path(__file__).parent / "residency_scenes.py"
 CODE = "import runpy, sys; runpy.run_path(sys.argv.pop(1), run_name='__main__')"
-LANES = ["inline", "lockstep"]
 
 
 @pytest.fixture
@@ -27,24 +26,23 @@ def scene(run_preloaded: Callable[..., Any]) -> Callable[..., dict[str, Any]]:
     return run
 
 
-@pytest.mark.parametrize("lanes", LANES)
+@pytest.mark.parametrize("lanes", ["inline", "lockstep"])
 def test_tokens_are_the_same_over_hundreds_of_random_switches(
     scene: Callable[..., dict[str, Any]], lanes: str
 ) -> None:
-    found = scene("tokens", "400", lanes)
+    found = scene("tokens", "300", lanes)
     assert not found["wrong"], found
-    assert found["switches"] > 150, found
-    assert found["rates"]["wake_weights"]["count"] > 150, found
+    assert found["switches"] > 100, found
+    assert found["rates"]["wake_weights"]["count"] > 100, found
     assert found["rates"]["load"]["count"] == 3, "something was loaded twice"
     assert found["variety"] > 20, "models that repeat themselves prove nothing"
 
 
-@pytest.mark.parametrize("lanes", LANES)
 def test_a_thousand_switches_leave_nothing_behind(
-    scene: Callable[..., dict[str, Any]], random_model: Callable[[str], Path], lanes: str
+    scene: Callable[..., dict[str, Any]], random_model: Callable[[str], Path]
 ) -> None:
     folder = random_model("0.36B").parent
-    found = scene("leak", "1000", lanes, str(folder))
+    found = scene("leak", "1000", "lockstep", str(folder))
     assert found["switches"] > 900, found
     assert abs(found["growth_bytes"]) <= 4 * MIB, found
     assert found["left_bytes"] <= 4 * MIB, found
