@@ -10,7 +10,7 @@ from vram_conductor.client.bench_bed import Bed, open_bed
 from vram_conductor.client.bench_report import BenchReport, Figure
 from vram_conductor.client.bench_setting import Setting
 from vram_conductor.client.bench_sizes import Role, register, survey
-from vram_conductor.client.bench_turns import fill, short_turn
+from vram_conductor.client.bench_turns import fill, short_turn, warm_up
 from vram_conductor.client.bench_walk import random_steps
 from vram_conductor.client.bench_watch import MemoryWatch
 from vram_conductor.protocol.errors import ConductorError
@@ -101,6 +101,7 @@ def _switches(
     empty_before = watch.now()
     register(bed, cast)
     _refill(setting, bed, cast)
+    warm_up(bed, [role.agent for role in cast])
     _alternate(bed, cast, WARM_UP if setting.on_cuda else 2)
     before = watch.now()
     unexplained = _note_lines(bed, watch)

@@ -10,7 +10,7 @@ from vram_conductor.client.bench_report import median, percentile
 from vram_conductor.client.bench_sizes import register
 from vram_conductor.client.bench_stream import Stream
 from vram_conductor.client.bench_switch_scene import Switching
-from vram_conductor.client.bench_turns import fill, short_turn
+from vram_conductor.client.bench_turns import fill, short_turn, warm_up
 from vram_conductor.protocol.errors import ConductorError
 
 RATE_SHARE = 70.0
@@ -78,6 +78,7 @@ def beside(switching: Switching) -> None:
         register(bed, switching.cast_one())
         for agent in ("a", "b"):
             fill(bed, agent, switching.tokens)
+        warm_up(bed, ("a", "b"))
         tokens_max = switching.n_ctx - 256
         stream_for(bed, "c", 0.2, tokens_max)
         switching.say("a third agent beside two that switch without pause")

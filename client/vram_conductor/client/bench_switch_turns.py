@@ -7,7 +7,15 @@ from vram_conductor.client.bench_report import median
 from vram_conductor.client.bench_setting import BenchModel
 from vram_conductor.client.bench_sizes import register
 from vram_conductor.client.bench_switch_scene import Switching
-from vram_conductor.client.bench_turns import Pair, alternate, between, fill, gb_s, short_turn
+from vram_conductor.client.bench_turns import (
+    Pair,
+    alternate,
+    between,
+    fill,
+    gb_s,
+    short_turn,
+    warm_up,
+)
 from vram_conductor.protocol.values import MoveRate
 
 FACTOR, CONSTANT_MS = 1.15, 3.0
@@ -27,6 +35,7 @@ def turns(switching: Switching) -> None:
         register(bed, switching.cast_one()[:2])
         for agent in ("a", "b"):
             fill(bed, agent, switching.tokens)
+        warm_up(bed, ("a", "b"))
         switching.say("switching between two models, room for one")
         pairs = alternate(bed, ("a", "b"), switching.setting.number(cuda=25, cpu=2))
         for agent, model in (("a", switching.small), ("b", switching.large)):
@@ -104,7 +113,7 @@ def _wake_rows(switching: Switching, rows: list[dict[str, MoveRate]]) -> None:
     ms = median([sum(rate.ms for rate in both) for both in whole]) if whole else 0.0
     switching.add(
         "wake",
-        f"wake of {name}'s weights and pool, bytes over time, of the reference rate",
+        f"wake of {name}'s weights and pool, bytes over both times, of the reference rate",
         median(share) if share else None,
         "%",
         wanted=switching.wanted(100 * WAKE_SHARE),
@@ -130,6 +139,7 @@ def prefetched(switching: Switching) -> None:
         register(bed, switching.cast_two())
         for agent in ("a1", "a2", "b"):
             fill(bed, agent, switching.tokens)
+        warm_up(bed, ("a1", "b"))
         switching.say("switching to an agent whose KV was prefetched")
         pair, moved = _prefetch_rounds(switching, bed)
     switching.report.data["prefetched"] = pair.plain()

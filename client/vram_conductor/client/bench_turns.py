@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -11,6 +13,8 @@ from vram_conductor.protocol.values import MoveRate
 
 THINK_S = 0.02
 """Between two turns: what ends one is written down beside it, as in a conversation."""
+
+BACKED_UP_S = 6.0
 
 _REPLY_TOKENS = 2
 
@@ -71,6 +75,22 @@ def fill(bed: Bed, agent: str, tokens: int, conversation: str = "main") -> None:
 def short_turn(bed: Bed, agent: str, index: int) -> Turn:
     """One more token for the conversation, and the beginning of a reply."""
     return bed.turn(agent, token_ids(1, seed=index), max_tokens=_REPLY_TOKENS)
+
+
+def warm_up(bed: Bed, agents: Sequence[str]) -> None:
+    """Take turns until every model that can sleep has its copy in host memory: it is made once,
+    beside the first turns, and is no part of a switch."""
+    until = time.monotonic() + BACKED_UP_S
+    for index in itertools.count():
+        for agent in agents:
+            short_turn(bed, agent, index)
+            bed.pause(THINK_S)
+        status = bed.status()
+        pinned = sum(line.key.startswith("pinned:") for line in status.parked)
+        sleeps = status.worker is not None and status.worker.mechanism == "vmm-sleep"
+        if not sleeps or pinned >= len(agents) or time.monotonic() > until:
+            return
+        bed.pause(BACKED_UP_S / 20)
 
 
 def alternate(bed: Bed, agents: Sequence[str], rounds: int) -> dict[str, Pair]:
