@@ -224,13 +224,13 @@ class Arena:
             if fmt.payload_sum(payload) != self._held.seal:
                 raise fmt.corrupt("its checksum does not match", payload_bytes=len(payload))
 
-    def free_spare(self) -> int:
-        """Give back what the committed state does not need; returns how many bytes that were."""
+    def free_spare(self, *, writing: bool = False) -> int:
+        """Give back what neither state nor writer needs; returns how many bytes that were."""
         before = self.allocated_bytes
         if self._held is not None:
             self._halves[self._held.half].shrink(self._kept_bytes())
         # A sealing thread may still read the spare half, and reading a hole allocates.
-        if not self._holds:
+        if not self._holds and not writing:
             spare = self._spare()
             self._words[fmt.WORD_SEAL_SEQ[spare]] = 0
             self._halves[spare].shrink(0)

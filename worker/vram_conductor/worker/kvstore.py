@@ -282,10 +282,10 @@ class KVStore:
         )
 
     def _free_spares(self, enough_bytes: int) -> int:
-        """Free spare halves, least recently used first, until ``enough_bytes`` are free."""
+        """Free what is spare, least recently used first, until ``enough_bytes`` are free."""
         freed = 0
         for key in self._mapped:
-            if freed < enough_bytes and key not in self._writing:
+            if freed < enough_bytes:
                 freed += self._free_spare(key)
         return freed
 
@@ -293,7 +293,7 @@ class KVStore:
         arena = self._mapped[key]
         if arena.held:
             self._sealer.settle()
-        freed = arena.free_spare()
+        freed = arena.free_spare(writing=key in self._writing)
         self._records[key].measure(arena)
         if freed and self.pinning.active:
             self._sealer.pin(arena)
