@@ -407,6 +407,19 @@ def test_a_reserve_never_costs_anybody_room(opener: Opener) -> None:
     until(lambda: store.pinned(key("a")) and store.pinned(key("b")), "never pinned again")
 
 
+def test_what_the_ledger_promises_is_enough_with_pinning_too(opener: Opener) -> None:
+    """Each state as its file takes it, and the largest once more."""
+    sizes = {"a": 3 * STEP + 17, "b": 5 * STEP, "c": 1, "d": 2 * STEP + 5000}
+    promised = [fmt.parked_bytes(size) for size in sizes.values()]
+    store, fake = opener(cap=sum(promised) + max(promised))
+    for turn in range(1, 30):
+        for name, size in sizes.items():
+            data = bytes([turn]) * (size if turn > 2 else max(1, size * turn // 3))
+            park(store, name, data, max_bytes=fmt.parked_bytes(size))
+            assert read(store, name) == data
+    fake.check()
+
+
 def test_a_reserve_is_given_back_where_room_is_needed(opener: Opener) -> None:
     store, fake = opener(cap=24 * STEP)
     park(store, "a", b"a" * (2 * STEP), max_bytes=20 * STEP)
