@@ -36,8 +36,14 @@ class Bench:
         self.base = 600 * MIB
         self.now_ns = 0
         self.idle = True
+        self.pinned = 0
         self.gauge = Gauge(
-            self.gpu, Unexplained(), self.grow, lambda: self.idle, lambda: self.now_ns
+            self.gpu,
+            Unexplained(recycle_age_ns=0),
+            self.grow,
+            lambda: self.idle,
+            lambda: self.pinned,
+            lambda: self.now_ns,
         )
 
     def grow(self, size: int) -> None:
@@ -54,6 +60,17 @@ def test_late_kernels_become_part_of_the_base() -> None:
     bench.sample()
     assert bench.base == 604 * MIB
     assert not bench.gauge.worn
+
+
+def test_tables_of_pinned_memory_are_base_too_and_go_with_it() -> None:
+    bench = Bench()
+    bench.pinned = 16 * GIB
+    bench.gpu.told_bytes = (600 + 48) * MIB
+    bench.sample()
+    assert bench.base == (600 + 48) * MIB
+    bench.gpu.told_bytes = 604 * MIB
+    bench.sample()
+    assert bench.base == 604 * MIB
 
 
 def test_memory_that_stays_after_an_unload_wears_the_process_out() -> None:

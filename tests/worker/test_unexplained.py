@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from vram_conductor.worker.unexplained import (
     DRIFT_BYTES,
+    RECYCLE_AGE_NS,
     RECYCLE_BYTES,
     RECYCLE_NS,
     Unexplained,
@@ -21,7 +22,7 @@ BASE = 600 * MIB
 
 def test_a_little_becomes_part_of_the_base_once() -> None:
     """Kernels that a model of a new type brought: 2 MiB, then 4 more, then it is known."""
-    watch = Unexplained()
+    watch = Unexplained(recycle_age_ns=0)
     base = BASE
     for told in (BASE, BASE + 2 * MIB, BASE + 6 * MIB, BASE + 6 * MIB):
         verdict = watch.observe(base, told, told, 0, idle=True)
@@ -31,7 +32,7 @@ def test_a_little_becomes_part_of_the_base_once() -> None:
 
 
 def test_a_slow_leak_is_not_drift_for_ever() -> None:
-    watch = Unexplained()
+    watch = Unexplained(recycle_age_ns=0)
     base = rest = 0
     for step in range(40):
         verdict = watch.observe(BASE + base, 0, BASE + step * MIB, step, idle=True)
@@ -41,13 +42,22 @@ def test_a_slow_leak_is_not_drift_for_ever() -> None:
     assert rest == 39 * MIB - DRIFT_BYTES
 
 
+def test_a_young_process_is_not_replaced_by_one_like_it() -> None:
+    watch = Unexplained()
+    for now_ns in (0, RECYCLE_NS, RECYCLE_AGE_NS - 1):
+        assert not watch.observe(BASE, 0, 9 * GIB, now_ns, idle=True).recycle
+    assert watch.observe(BASE, 0, 9 * GIB, RECYCLE_AGE_NS, idle=True).recycle
+
+
 def test_counting_too_much_is_nobodys_fault() -> None:
-    assert Unexplained().observe(2 * BASE, 2 * BASE, BASE, 0, idle=True) == Verdict()
+    assert (
+        Unexplained(recycle_age_ns=0).observe(2 * BASE, 2 * BASE, BASE, 0, idle=True) == Verdict()
+    )
 
 
 def test_what_lasts_while_nothing_runs_is_a_reason_to_start_over() -> None:
     """ "Unloaded", with gigabytes still on the card."""
-    watch = Unexplained()
+    watch = Unexplained(recycle_age_ns=0)
     watch.observe(BASE, 0, BASE + DRIFT_BYTES, 0, idle=True)
 
     def lost(now_ns: int, *, idle: bool = True, rest: int = 2 * GIB) -> Verdict:
@@ -64,7 +74,7 @@ def test_what_lasts_while_nothing_runs_is_a_reason_to_start_over() -> None:
 
 
 def test_without_nvmls_word_a_rest_shows_when_something_is_freed() -> None:
-    watch = Unexplained()
+    watch = Unexplained(recycle_age_ns=0)
 
     def see(counted: int, used: int, now_ns: int) -> Verdict:
         return watch.observe(counted, used, None, now_ns, idle=True)
@@ -78,7 +88,7 @@ def test_without_nvmls_word_a_rest_shows_when_something_is_freed() -> None:
 
 
 def test_without_nvmls_word_others_may_come_and_go() -> None:
-    watch = Unexplained()
+    watch = Unexplained(recycle_age_ns=0)
     for step, foreign in enumerate([0, 9 * GIB, 2 * GIB, 30 * GIB, 0]):
         used = BASE + foreign
         assert watch.observe(BASE, used, None, step * RECYCLE_NS, idle=True) == Verdict()
@@ -93,16 +103,16 @@ def test_without_nvmls_word_others_may_come_and_go() -> None:
     st.booleans(),
 )
 def test_verdicts_are_sane(samples: list[tuple[int, int, bool]], told: bool) -> None:
-    watch = Unexplained()
+    watch = Unexplained(recycle_age_ns=0)
     drift = 0
     for step, (counted, used, idle) in enumerate(samples):
         counted, used = counted * 32 * MIB, used * 32 * MIB
         told_bytes = used if told else None
         verdict = watch.observe(counted, used, told_bytes, step * RECYCLE_NS, idle=idle)
         drift += verdict.drift_bytes
-        assert verdict.drift_bytes >= 0
-        assert drift <= DRIFT_BYTES
+        assert 0 <= drift <= DRIFT_BYTES
         assert 0 <= verdict.unexplained_bytes <= max(0, used - counted)
+        assert not told or verdict.drift_bytes >= 0 or used < counted
         assert not verdict.recycle or (idle and verdict.unexplained_bytes > RECYCLE_BYTES)
 
 

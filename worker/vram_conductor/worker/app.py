@@ -37,7 +37,7 @@ from vram_conductor.worker.digest import Digester
 from vram_conductor.worker.engine import Estimator
 from vram_conductor.worker.estimating import Estimating
 from vram_conductor.worker.exits import EXIT_INTERNAL, EXIT_USAGE, exit_code
-from vram_conductor.worker.gauge import Gauge
+from vram_conductor.worker.gauge import watch
 from vram_conductor.worker.kvstore import KVStore
 from vram_conductor.worker.lane import InlineLanes, Lanes, ThreadLanes
 from vram_conductor.worker.link import Arrived, Inbound, Link
@@ -52,7 +52,6 @@ from vram_conductor.worker.preparer import ThreadPreparer
 from vram_conductor.worker.resolver import Resolver
 from vram_conductor.worker.stops import stop_signals, watch_supervisor
 from vram_conductor.worker.streams import JOIN_TOKENS, Joining
-from vram_conductor.worker.unexplained import Unexplained
 from vram_conductor.worker.vram import NvmlSampler
 
 log = logging.getLogger(__name__)
@@ -183,7 +182,8 @@ def connect(options: Options, parts: Parts, inbox: Inbox, stack: ExitStack) -> E
     estimating = Estimating(parts.estimator, resolver, digester, worker_epoch, link.send)
     stack.callback(estimating.close)
     route = router(inbox, estimating)
-    gauge = gauge_for(parts.core, parts.sampler)
+    core, pinning = parts.core, parts.store.pinning
+    gauge = watch(parts.sampler, core.residency, core.jobs, lambda: pinning.figures().pinned_bytes)
     loop = EngineLoop(
         parts.core,
         parts.store,
@@ -198,17 +198,6 @@ def connect(options: Options, parts: Parts, inbox: Inbox, stack: ExitStack) -> E
     )
     link.start()
     return loop
-
-
-def gauge_for(core: Core, sampler: DeviceSampler) -> Gauge:
-    """The sampler, watched."""
-    residency = core.residency
-
-    def add_base(size: int) -> None:
-        residency.base_bytes += size
-        residency.revision += 1
-
-    return Gauge(sampler, Unexplained(), add_base, lambda: not len(core.jobs), time.monotonic_ns)
 
 
 def open_sampler(options: Options, store: KVStore) -> DeviceSampler:

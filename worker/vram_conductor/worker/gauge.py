@@ -6,13 +6,15 @@ On the engine thread, between two moves, like the samples themselves.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sized
 from typing import Protocol
 
 import msgspec
 
 from vram_conductor.protocol.errors import Unavailable
 from vram_conductor.protocol.values import DeviceInfo, Memory
+from vram_conductor.worker.residency import Residency
 from vram_conductor.worker.unexplained import Unexplained
 
 log = logging.getLogger(__name__)
@@ -37,6 +39,7 @@ class Gauge:
     Args:
         add_base: takes what the process took for itself since it started.
         idle: whether no job runs or waits.
+        pinned: host memory that the device can reach, in bytes.
         clock: monotonic, in nanoseconds.
 
     Attributes:
@@ -50,12 +53,14 @@ class Gauge:
         unexplained: Unexplained,
         add_base: Callable[[int], None],
         idle: Callable[[], bool],
+        pinned: Callable[[], int],
         clock: Callable[[], int],
     ) -> None:
         self._sampler = sampler
         self._unexplained = unexplained
         self._add_base = add_base
         self._idle = idle
+        self._pinned = pinned
         self._clock = clock
         self._last: tuple[Memory, int] | None = None
         self.worn = False
@@ -89,7 +94,12 @@ class Gauge:
 
     def _judge(self, own_bytes: int, memory: Memory, now_ns: int) -> None:
         verdict = self._unexplained.observe(
-            own_bytes, memory.used_bytes, self._sampler.told_bytes, now_ns, idle=self._idle()
+            own_bytes,
+            memory.used_bytes,
+            self._sampler.told_bytes,
+            now_ns,
+            idle=self._idle(),
+            pinned_bytes=self._pinned(),
         )
         if verdict.drift_bytes:
             self._add_base(verdict.drift_bytes)
@@ -100,3 +110,18 @@ class Gauge:
                 verdict.unexplained_bytes,
             )
         self.worn = verdict.recycle
+
+
+def watch(
+    sampler: Measures, residency: Residency, jobs: Sized, arenas_pinned: Callable[[], int]
+) -> Gauge:
+    """The gauge of a worker. ``arenas_pinned``: bytes of parked states that are pinned."""
+
+    def add_base(size: int) -> None:
+        residency.base_bytes += size
+        residency.revision += 1
+
+    def pinned() -> int:
+        return arenas_pinned() + sum(item.lent_bytes for item in residency.weights.values())
+
+    return Gauge(sampler, Unexplained(), add_base, lambda: not len(jobs), pinned, time.monotonic_ns)

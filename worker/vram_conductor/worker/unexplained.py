@@ -20,6 +20,12 @@ RECYCLE_BYTES = 128 * MIB
 RECYCLE_NS = 10_000_000_000
 """So long it must last, and nothing run."""
 
+RECYCLE_AGE_NS = 300_000_000_000
+"""A process that is younger stays: if a new one looks like that, another will, too."""
+
+PINNED_SHARE = 256
+"""The device keeps tables of pinned host memory, 8 bytes for 4096: taken twice over."""
+
 SCRATCH_BELOW_BYTES, SCRATCH_ABOVE_BYTES = 8 * MIB, 64 * MIB
 """How far a measurement of scratch may be from its estimate to be believed."""
 
@@ -39,7 +45,7 @@ class Verdict:
     """About one sample.
 
     Attributes:
-        drift_bytes: to be added to ``base``; 0 or more.
+        drift_bytes: to be added to ``base``; negative where some of it went again.
         unexplained_bytes: beyond that; 0 or more.
         recycle: it has lasted, and nothing runs: the process should be replaced.
     """
@@ -62,8 +68,12 @@ class Unexplained:
         drift_bytes: int = DRIFT_BYTES,
         recycle_bytes: int = RECYCLE_BYTES,
         recycle_ns: int = RECYCLE_NS,
+        recycle_age_ns: int = RECYCLE_AGE_NS,
     ) -> None:
-        self._drift_left = drift_bytes
+        self._drift_bytes = drift_bytes
+        self._drifted_bytes = 0
+        self._recycle_age_ns = recycle_age_ns
+        self._first_ns: int | None = None
         self._recycle_bytes = recycle_bytes
         self._recycle_ns = recycle_ns
         self._since_ns: int | None = None
@@ -78,6 +88,7 @@ class Unexplained:
         now_ns: int,
         *,
         idle: bool,
+        pinned_bytes: int = 0,
     ) -> Verdict:
         """Take a sample, made between two moves.
 
@@ -86,20 +97,27 @@ class Unexplained:
             used_bytes: in use on the device, by everybody.
             told_bytes: what NVML says this process uses; None where it does not tell.
             idle: no job runs or waits.
+            pinned_bytes: host memory that the device can reach.
         """
+        if self._first_ns is None:
+            self._first_ns = now_ns
         drift = 0
         if told_bytes is None:
             rest = self._suspect(counted_bytes, used_bytes)
         else:
             rest = max(0, told_bytes - counted_bytes)
-            drift = min(rest, self._drift_left)
-            self._drift_left -= drift
+            allowed = self._drift_bytes + pinned_bytes // PINNED_SHARE
+            drift = min(rest, max(0, allowed - self._drifted_bytes))
             rest -= drift
+            if told_bytes < counted_bytes:
+                drift = -min(counted_bytes - told_bytes, self._drifted_bytes)
+            self._drifted_bytes += drift
         if rest <= self._recycle_bytes or not idle:
             self._since_ns = None
         elif self._since_ns is None:
             self._since_ns = now_ns
         lasted = self._since_ns is not None and now_ns - self._since_ns >= self._recycle_ns
+        lasted = lasted and now_ns - self._first_ns >= self._recycle_age_ns
         return Verdict(drift, rest, lasted)
 
     def _suspect(self, counted_bytes: int, used_bytes: int) -> int:
