@@ -29,18 +29,19 @@ def measure(setting: Setting, report: BenchReport, say: Callable[[str], None]) -
     report.setting["tokens"] = tokens
     with open_bed(setting, "reserve", 0 if setting.on_cuda else CPU_CAPACITY_BYTES) as bed:
         report.device_name = bed.status().name
-        for model in models:
+        for index, model in enumerate(models):
             say(f"registering {model.name}")
-            bed.conductor.register(model.name, model.path, n_ctx=n_ctx, device=setting.device)
-        _streams(bed, models, 8, at_once=False)
+            agent = _agent(index)
+            bed.conductor.register(agent, model.path, n_ctx=n_ctx, device=setting.device)
+        _streams(bed, len(models), 8, at_once=False)
         rounds: list[tuple[list[Stream], list[Stream]]] = []
         for index in range(setting.number(cuda=5, cpu=2)):
             if rounds and not setting.left_s:
                 report.notes.append(f"{index} rounds only: the time was over")
                 break
             say(f"round {index + 1}")
-            alone = _streams(bed, models, tokens, at_once=False)
-            both = _streams(bed, models, tokens, at_once=True)
+            alone = _streams(bed, len(models), tokens, at_once=False)
+            both = _streams(bed, len(models), tokens, at_once=True)
             rounds.append((alone, both))
         report.data["mechanism"] = _mechanism(bed)
     _figures(report, models, rounds)
@@ -51,14 +52,20 @@ def _mechanism(bed: Bed) -> str:
     return f"{worker.mechanism}: {worker.mechanism_note}" if worker else ""
 
 
-def _streams(bed: Bed, models: Sequence[BenchModel], tokens: int, *, at_once: bool) -> list[Stream]:
+def _agent(index: int) -> str:
+    """A file's name may be none that an agent can have."""
+    return f"m{index}"
+
+
+def _streams(bed: Bed, models: int, tokens: int, *, at_once: bool) -> list[Stream]:
     """One fresh conversation per model, all of the same length."""
     found: list[Stream] = []
-    for index, model in enumerate(models):
+    for index in range(models):
         # The end of one reply is written down beside the next: let nobody pay for that.
-        bed.conductor.reset(model.name)
+        agent = _agent(index)
+        bed.conductor.reset(agent)
         prompt = token_ids(PROMPT_TOKENS, seed=index)
-        stream = Stream(bed, model.name, prompt, max_tokens=tokens)
+        stream = Stream(bed, agent, prompt, max_tokens=tokens)
         found.append(stream)
         if not at_once:
             stream.join(TURN_S)
@@ -96,7 +103,7 @@ def _figures(
         "models": [model.name for model in models],
         "alone": [median([alone[i].tokens_per_s() for alone, _ in rounds]) for i in _span(models)],
         "both": [median([both[i].tokens_per_s() for _, both in rounds]) for i in _span(models)],
-        "timelines": [_timeline(streams) for streams in rounds[-1]],
+        "timelines": [_timeline(streams, models) for streams in rounds[-1]],
     }
     if not report.device.startswith("cuda"):
         report.notes.append("a cpu computes one model at a time: no gain is expected there")
@@ -106,14 +113,14 @@ def _span(models: Sequence[BenchModel]) -> range:
     return range(len(models))
 
 
-def _timeline(streams: Sequence[Stream]) -> list[dict[str, object]]:
+def _timeline(streams: Sequence[Stream], models: Sequence[BenchModel]) -> list[dict[str, object]]:
     """Per stream when its pieces came, in ms since the first job was sent."""
     zero = min(stream.began_s for stream in streams)
     return [
         {
-            "agent": stream.agent,
+            "model": model.name,
             "ms": [round(1000 * (when - zero), 2) for when in stream.at_s],
             "tokens": list(stream.counts),
         }
-        for stream in streams
+        for stream, model in zip(streams, models, strict=True)
     ]

@@ -26,7 +26,7 @@ def parallel(pyplot: Any, report: BenchReport) -> None:
     for index, streams in enumerate(report.data["timelines"]):
         style = "-" if index else "--"
         for at, stream in enumerate(streams):
-            what = f"{stream['agent']}, {'at once' if index else 'in turn'}"
+            what = f"{stream['model']}, {'at once' if index else 'in turn'}"
             right.plot(stream["ms"], stream["tokens"], style, color=f"C{at}", label=what)
     right.set_xlabel("ms since the first job was sent")
     right.set_ylabel("tokens")
