@@ -108,3 +108,24 @@ def test_a_dry_run_tells_the_scratch_of_a_gpu(arch: Arch) -> None:
     finally:
         with_gpu.close()
         without.close()
+
+
+@pytest.mark.parametrize("slots", [3, 8, 16])
+@pytest.mark.parametrize("arch", ["mamba", "jamba", "lfm2"])
+def test_slots_of_recurrent_models_are_scaled_and_not_allocated(arch: Arch, slots: int) -> None:
+    """A dry run would really allocate their caches, on a GPU out of what others were promised."""
+    path = str(make_model(Spec(arch=arch)))
+    scaled, tried = DryRunner(OPTIONS, Gpu(132, 90, 98 * MIB)), DryRunner(OPTIONS)
+    try:
+        for cells in (256, 4096):
+            shape = PoolShape(cells, slots)
+            found = scaled.estimate(path, "m", shape, 256, None)
+            real = tried.estimate(path, "m", shape, 256, None)
+            assert found.weights_bytes == real.weights_bytes
+            assert found.kv_bytes == real.kv_bytes
+            assert 0 <= found.recurrent_bytes - real.recurrent_bytes < slots * 11_000
+            assert 0 <= found.compute_bytes - real.compute_bytes < slots * 300_000
+            assert found.state_bytes >= real.state_bytes
+    finally:
+        scaled.close()
+        tried.close()

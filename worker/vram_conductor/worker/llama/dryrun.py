@@ -38,12 +38,16 @@ from vram_conductor.worker.llama.sizes import (
     allocated,
     dry_pool,
     largest_fitting,
+    scale_slots,
     state_bytes,
 )
 from vram_conductor.worker.llama.tensors import Tensor, cuda_weights_bytes, read_tensors
 
 DRY_MODELS_MAX = 3
 POOLS_MAX = 4096
+SCALED_SLOTS = 2
+"""With more slots than this the sizes of a recurrent model's pool on a GPU are scaled up."""
+
 RECURRENT_BYTES_MAX = 1 << 30
 """A dry run would really allocate the recurrent caches: beyond this it is refused."""
 
@@ -193,13 +197,23 @@ class DryRunner:
         found = self._pools.get((key, shape))
         if found is None:
             model = self._dry_model(path, key)
-            if facts.recurrent and shape.slots > 1:
-                self._check_recurrent(model, shape)
-            found = self._dry_context(model, shape)
+            if facts.recurrent and shape.slots > SCALED_SLOTS and self._gpu is not None:
+                found = self._scaled(model, shape)
+            else:
+                if facts.recurrent and shape.slots > 1:
+                    self._check_recurrent(model, shape)
+                found = self._dry_context(model, shape)
             self._pools[key, shape] = found
             if len(self._pools) > POOLS_MAX:
                 self._pools.popitem(last=False)
         return found
+
+    def _scaled(self, model: Any, shape: PoolShape) -> DryPool:
+        """A recurrent model's pool from smaller ones: their caches are allocated even in a dry
+        run, and on a GPU that memory is promised to others."""
+        one = self._dry_context(model, msgspec.structs.replace(shape, slots=1))
+        two = self._dry_context(model, msgspec.structs.replace(shape, slots=SCALED_SLOTS))
+        return scale_slots(one, two, shape.slots, self._options.device_kind)
 
     def _check_recurrent(self, model: Any, shape: PoolShape) -> None:
         one = self._dry_context(model, PoolShape(limits.N_CTX_PAD, 1, shape.kv_type))

@@ -125,6 +125,30 @@ def dry_pool(
     return DryPool(sizes, caches, any(_FLASH.search(line) for line in lines))
 
 
+_SLOT_COMPUTE_BYTES = 256 << 10
+"""A slot more takes at most so much more for computing: 130 KiB were seen."""
+
+
+def scale_slots(
+    one: DryPool, two: DryPool, slots: int, device_kind: Literal["cuda", "cpu"]
+) -> DryPool:
+    """Upper bound for a recurrent model's pool of more than two slots, from those of one and two.
+
+    Its recurrent caches have one row per slot; the other buffers grow by as much with every slot.
+    """
+    more = slots - 2
+    kv = two.sizes.kv_bytes + more * max(0, two.sizes.kv_bytes - one.sizes.kv_bytes)
+    compute = two.sizes.compute_bytes - one.sizes.compute_bytes
+    compute = two.sizes.compute_bytes + more * max(compute, _SLOT_COMPUTE_BYTES)
+    recurrent = sum(
+        allocated((cache.bytes + ROUNDING_BYTES) * slots, device_kind)
+        for cache in one.caches
+        if cache.kind == "recurrent"
+    )
+    sizes = PoolSizes(kv, allocated(compute, device_kind), recurrent)
+    return DryPool(sizes, one.caches, one.flash)
+
+
 def state_bytes(caches: Sequence[CacheLine], n_tokens: int, *, n_swa: int) -> int:
     """Upper bound of one sequence's state with ``n_tokens`` tokens (llama.cpp's
     ``state_write`` of its KV and recurrent caches).
