@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from core_driver import GREEDY, MS, PATIENCE_S, Attempt, Driver, key
-from fake_engine import FakePool, ModelSpec, reference
+from core_driver import GREEDY, MS, PATIENCE_S, Attempt, Driver
+from fake_engine import BOS, FakePool, ModelSpec, reference
 
 from vram_conductor.protocol.commands import Failed, Load, Loaded, RunDone, Unload, WorkerOk
 from vram_conductor.protocol.errors import Internal
@@ -121,7 +121,7 @@ def endless(driver: Driver, agent: str, model: str = "") -> int:
     spec = driver.specs[model or agent]
     for number in range(200):
         prompt = f"tell {number}"
-        ids = [256, *prompt.encode()]
+        ids = [BOS, *prompt.encode()]
         if len(reference(spec, ids, 100, GREEDY)) == 100:
             return driver.run(agent, prompt=prompt, max_tokens=100)
     raise AssertionError("this model never says much")
@@ -458,15 +458,19 @@ def test_a_budget_that_shrinks_waits_for_the_haul_and_is_kept_then(tight: Free) 
     opener.join()
 
 
-def test_threads_of_lanes_end_with_their_pools(tight: Free) -> None:
-    def lanes() -> set[str]:
-        return {item.name for item in threading.enumerate() if item.name.startswith("lane ")}
+def test_threads_of_lanes_end_with_their_pools() -> None:
+    before = set(threading.enumerate())
 
-    others = lanes() - {f"lane {name}@f16" for name in NAMES}
-    for name in NAMES:
-        tight.say(name, " more")
-    tight.until(lambda: len(lanes() - others) <= 2)
-    open_pools = {k for k, pool in tight.core.residency.pools.items() if pool.handle}
-    assert lanes() - others <= {f"lane {k}" for k in open_pools}
-    tight.lanes.close()
-    assert key("full") in tight.store.states
+    def lanes() -> set[str]:
+        return {item.name for item in threading.enumerate() if item not in before}
+
+    driver = Free(budget_bytes=300 + 2 * POOL)
+    for model in NAMES:
+        driver.load(model, model)
+    for model in NAMES:
+        driver.say(model, "abcd")
+    open_pools = {k for k, pool in driver.core.residency.pools.items() if pool.handle}
+    assert len(open_pools) == 2
+    driver.until(lambda: lanes() - {f"lane {k}" for k in open_pools} == {"lane hauler"})
+    driver.lanes.close()
+    assert lanes() == set()
