@@ -167,7 +167,18 @@ class Suite:
 
     def tests(self, limit_s: float) -> None:
         """The tests that need a GPU."""
-        command = [self.python, "-m", "pytest", "-m", "gpu", "tests/gpu", "-q", "-ra", "--tb=short"]
+        command = [
+            self.python,
+            "-m",
+            "pytest",
+            "-m",
+            "gpu",
+            "tests/gpu",
+            "-v",
+            "-rs",
+            "--durations=12",
+            "--tb=short",
+        ]
         self.step("tests", [*command, "-p", "no:cacheprovider"], limit_s)
 
     def bench(self, name: str, limit_s: float) -> None:
