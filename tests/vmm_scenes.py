@@ -108,6 +108,7 @@ def without_keep_only_the_addresses_stay(device: Device) -> None:
     device.vmm.sleep(tag, keep=False)
     device.vmm.wake(tag)
     assert device.vmm.stat(tag).backup_bytes == 0
+    assert intact(device, {address: bytes(4 * MIB) for address in held})
     for address in held:
         held[address] = noise(4 * MIB, 77)
         device.write(address, held[address])

@@ -350,7 +350,8 @@ static void finish(Stream *stream)
 {
     pthread_mutex_lock(&lock);
     for (Copy *copy = stream->first, *next; copy; copy = next) {
-        memcpy(copy->to, copy->from, copy->bytes);
+        if (copy->from) memcpy(copy->to, copy->from, copy->bytes);
+        else memset(copy->to, 0, copy->bytes);
         next = copy->next;
         free(copy);
     }
@@ -419,6 +420,12 @@ R cuMemcpyHtoDAsync_v2(Address to, const void *from, size_t bytes, void *stream)
 {
     CALL_IN_CONTEXT;
     return queue(stream, (void *)to, from, bytes, &now.in_bytes);
+}
+R cuMemsetD8Async(Address to, unsigned char value, size_t bytes, void *stream)
+{
+    uint64_t nothing = 0;
+    CALL_IN_CONTEXT;
+    return value ? INVALID : queue(stream, (void *)to, NULL, bytes, &nothing);
 }
 R cuMemcpyDtoHAsync_v2(void *to, Address from, size_t bytes, void *stream)
 {

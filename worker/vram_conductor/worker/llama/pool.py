@@ -277,10 +277,9 @@ class LlamaPool:
         self._buffers.sleep(keep=False)
 
     def wake(self) -> None:
-        """See ``engine.Pool``. The memory comes back with any contents; garbage in cells that are
-        masked can still become NaN, so all of it is cleared."""
+        """See ``engine.Pool``. The memory comes back cleared: garbage in cells that are masked can
+        still become NaN. (``llama_memory_clear`` would wait for all that the device does.)"""
         self._buffers.wake()
-        ll.llama_memory_clear(self._memory, True)
 
     def close(self) -> None:
         """Free the context, awake or asleep. Idempotent."""

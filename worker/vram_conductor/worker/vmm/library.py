@@ -208,13 +208,13 @@ class Vmm:
 
         Args:
             keep: the contents are needed again: they are backed up first, where they are not yet
-                (a backup that exists is taken as it is: nothing is copied). Otherwise whatever
-                the memory holds after the wake is undefined.
+                (a backup that exists is taken as it is: nothing is copied). Otherwise the memory
+                is all zero after the wake.
 
         Raises:
             Internal: ``backup_failed``: nothing changed. ``sleep_failed``: the driver refused;
                 the tag is awake again as far as possible (see :meth:`stat`), without ``keep``
-                with undefined contents.
+                cleared, where it had been given back.
         """
         failure = _Failure()
         code = self._library.vmm_sleep(tag, int(keep), failure)

@@ -57,8 +57,8 @@ class Tagged:
             self.backup_bytes = vmm.stat(self._tag).backup_bytes
 
     def sleep(self, *, keep: bool) -> None:
-        """Give the memory back; ``keep``: the backup has the contents. Raises Internal
-        ``sleep_failed``."""
+        """Give the memory back; ``keep``: the backup has the contents, otherwise it is all zero
+        after the wake. Raises Internal ``sleep_failed``."""
         vmm = self._need()
         vmm.sleep(self._tag, keep)
         self.asleep = True

@@ -78,7 +78,8 @@ enum { VMM_SUPPORTED = 102, PINNED = 1, ON_DEVICE = 1, READ_WRITE = 3, NON_BLOCK
     X(cuStreamSynchronize, "cuStreamSynchronize", (CUstream))                                      \
     X(cuStreamDestroy, "cuStreamDestroy_v2", (CUstream))                                           \
     X(cuMemcpyHtoDAsync, "cuMemcpyHtoDAsync_v2", (CUdeviceptr, const void *, size_t, CUstream))    \
-    X(cuMemcpyDtoHAsync, "cuMemcpyDtoHAsync_v2", (void *, CUdeviceptr, size_t, CUstream))
+    X(cuMemcpyDtoHAsync, "cuMemcpyDtoHAsync_v2", (void *, CUdeviceptr, size_t, CUstream))         \
+    X(cuMemsetD8Async, "cuMemsetD8Async", (CUdeviceptr, unsigned char, size_t, CUstream))
 
 static struct {
 #define X(name, symbol, arguments) CUresult(*name) arguments;
@@ -377,7 +378,8 @@ static int back_up(Tag *tag, Failure *why)
     return say(why, REFUSED, "no host memory");
 }
 
-/* Every sleeping block gets memory; copies begin as soon as a block is mapped. */
+/* Every sleeping block gets memory; copies begin as soon as a block is mapped. What has no contents
+ * to come back is cleared: garbage can be anything, also a number that spreads. */
 static CUresult wake_blocks(Tag *tag, Failure *why, uint64_t *map_ns)
 {
     CUresult r = SUCCESS;
@@ -387,8 +389,9 @@ static CUresult wake_blocks(Tag *tag, Failure *why, uint64_t *map_ns)
         r = map(b, why);
         *map_ns += clock_ns() - begun;
         b->fresh = b->mapped;
-        if (r == SUCCESS && b->kept) r = need_stream(tag, why);
+        if (r == SUCCESS) r = need_stream(tag, why);
         if (r == SUCCESS && b->kept) r = copy_in(tag, b, why);
+        else if (r == SUCCESS) r = TRY(why, cuMemsetD8Async, b->address, 0, b->bytes, tag->stream);
     }
     if (tag->stream) {
         CUresult finished = TRY(why, cuStreamSynchronize, tag->stream);
