@@ -20,7 +20,7 @@ class Loader:
     """The only one that loads and frees weights, and books their bytes.
 
     Attributes:
-        loading: weights are being loaded, which may take long and counts no steps.
+        loading: weights are being loaded or backed up, which may take long and counts no steps.
         broken: weights that the device itself refused to wake; free them.
     """
 
@@ -98,11 +98,14 @@ class Loader:
             return False
         weights.lent_bytes = weights.bytes
         begin = self._clock()
+        self.loading = True
         try:
             handle.back_up()
         except ConductorError as error:
             log.warning("%s is not backed up: %s", weights.path, error.info.message)
             weights.unbackable = True
+        finally:
+            self.loading = False
         if handle.backup_bytes:
             took_ms = (self._clock() - begin) / 1e6
             self._residency.rates.note("back_up", handle.backup_bytes, took_ms)
