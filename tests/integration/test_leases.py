@@ -112,8 +112,8 @@ def test_who_fits_beside_it_goes_on(scene: Scene) -> None:
     alone = {agent: scene.run(agent, WORDS[0], max_tokens=6).ids for agent in SPECS}
     for agent in SPECS:
         scene.conductor.reset(agent)
-    agent = scene.agent("a")
-    need = agent.weights_bytes + agent.pool_bytes
+    info = scene.agent("a")
+    need = info.weights_bytes + info.pool_bytes
     # Room for one of the two at a time, and no more.
     with scene.conductor.lease("train", CAPACITY - need, ttl_s=60):
         for _ in range(2):

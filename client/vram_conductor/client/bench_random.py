@@ -17,6 +17,7 @@ from vram_conductor.client.bench_bed import TURN_S, Bed, token_ids
 from vram_conductor.client.bench_setting import BenchModel
 from vram_conductor.client.reply import Reply
 from vram_conductor.protocol.errors import Code, ConductorError
+from vram_conductor.protocol.status import DeviceStatus
 from vram_conductor.protocol.values import KVType
 
 AGENTS = 3
@@ -225,10 +226,29 @@ class Walker:
             self._bed.conductor.release_lease(name)
 
     def _look(self) -> None:
-        """The books: what is promised fits, whatever was admitted by whom."""
-        status = self._bed.status()
-        promised, cap = status.promised.promised_bytes, status.promised.cap_bytes
-        if promised > cap:
-            self._problem(f"{promised} bytes are promised of {cap}")
-        if status.worker is None:
-            self._problem("the worker is gone")
+        self.problems += [
+            f"{self._name}, step {self.steps}: {text}" for text in broken(self._bed.status())
+        ]
+
+
+def broken(device: DeviceStatus) -> list[str]:
+    """What a device's books must never show, whatever was admitted by whom. *Pure.*"""
+    cap, memory = device.promised.cap_bytes, device.memory
+    found = []
+    # Agents wait for a lease that parks: it is promised beside what they were promised.
+    parking = sum(lease.bytes for lease in device.leases if lease.park)
+    promised = device.promised.promised_bytes - parking
+    if promised > cap:
+        found.append(f"{promised} bytes are promised of {cap}")
+    if device.worker is None:
+        found.append("the worker is gone")
+    if memory is None:
+        return found
+    if memory.own_bytes + device.foreign_bytes > cap and not device.foreign_bytes:
+        found.append(f"the worker has {memory.own_bytes} bytes of {cap}")
+    # OK is said only when the room is there, and it stays there.
+    held = all(lease.state == "held" for lease in device.leases)
+    leased = sum(lease.bytes for lease in device.leases)
+    if held and leased and memory.own_bytes + leased + device.foreign_bytes > cap:
+        found.append(f"the worker has {memory.own_bytes} bytes of {cap}, and {leased} are leased")
+    return found
