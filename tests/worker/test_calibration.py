@@ -12,14 +12,13 @@ from vram_conductor.protocol.values import PoolShape
 from vram_conductor.worker.llama.calibration import (
     CUBLAS_BYTES,
     SHAPES,
-    Sample,
     calibrate,
-    write_sample,
 )
 from vram_conductor.worker.llama.dryrun import DryRunner
 from vram_conductor.worker.llama.model import LlamaModel
 from vram_conductor.worker.llama.options import EngineOptions
 from vram_conductor.worker.llama.pool import LlamaPool
+from vram_conductor.worker.llama.samples import F16, Sample, write_sample
 from vram_conductor.worker.llama.scratch import Gpu
 from vram_conductor.worker.llama.tensors import read_tensors
 
@@ -63,13 +62,13 @@ def test_nonsense_is_not_believed(beyond: int, monkeypatch: pytest.MonkeyPatch) 
     assert calibrate(Told(readings(beyond, monkeypatch)), OPTIONS).cublas_bytes == CUBLAS_BYTES
 
 
-@pytest.mark.parametrize("sample", [*SHAPES, Sample(), Sample(plain=True)])
+@pytest.mark.parametrize("sample", [*SHAPES, Sample(), Sample(kind=F16)])
 def test_the_samples_are_models(tmp_path: Path, sample: Sample) -> None:
     path = tmp_path / "sample.gguf"
     write_sample(path, sample)
     assert path.stat().st_size < 3 * MIB
     kinds = {tensor.kind for tensor in read_tensors(str(path))}
-    assert kinds == ({0, 1} if sample.plain else {0, 2, 8, 12, 14})
+    assert kinds == ({0, 1} if sample.kind else {0, 2, 8, 12, 14})
     model = LlamaModel(str(path), path.name, OPTIONS)
     pool = model.open_pool(PoolShape(1024, 1))
     pool.warm_up()

@@ -8,6 +8,13 @@ import gguf
 import pytest
 from gguf_models import Spec, make_model
 
+from vram_conductor.protocol.values import PoolShape
+from vram_conductor.worker.llama.dryrun import DryRunner
+from vram_conductor.worker.llama.loglines import ROUNDING_BYTES
+from vram_conductor.worker.llama.model import LlamaModel
+from vram_conductor.worker.llama.options import EngineOptions
+from vram_conductor.worker.llama.repacking import second_copy_bytes
+from vram_conductor.worker.llama.samples import Sample, write_sample
 from vram_conductor.worker.llama.tensors import Tensor, cuda_weights_bytes, read_tensors
 
 F32, Q8_0 = 0, 8
@@ -56,3 +63,22 @@ def test_ragged_quantised_rows_are_padded() -> None:
     assert tensor.cuda_bytes == -(-(18 * 34 * 10 + 14 * 34) // 128) * 128
     assert Tensor("w", (512, 10), Q8_0).cuda_bytes == -(-(16 * 34 * 10) // 128) * 128
     assert Tensor("w", (576, 10), F32).cuda_bytes == 576 * 10 * 4
+
+
+@pytest.mark.parametrize("kind", [2, 8, 12, 14], ids=["q4_0", "q8_0", "q4_K", "q6_K"])
+def test_a_tied_output_that_is_rewritten_counts_twice(tmp_path: Path, kind: int) -> None:
+    """The cpu backend keeps the plain embeddings beside the rewritten output layer."""
+    path = tmp_path / "tied.gguf"
+    write_sample(path, Sample(kind=kind))
+    options = EngineOptions(threads=1)
+    runner = DryRunner(options)
+    estimated = runner.estimate(str(path), "m", PoolShape(256, 1), 256, None).weights_bytes
+    runner.close()
+    model = LlamaModel(str(path), "m", options)
+    measured = model.measured_bytes
+    model.close()
+    assert 0 <= estimated - measured <= 4 * ROUNDING_BYTES
+    embedding = next(t for t in read_tensors(str(path)) if t.name == "token_embd.weight")
+    assert second_copy_bytes([embedding]) in (0, embedding.bytes)
+    untied = [embedding, Tensor("output.weight", embedding.shape, kind)]
+    assert second_copy_bytes(untied) == 0

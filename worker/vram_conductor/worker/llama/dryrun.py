@@ -32,6 +32,7 @@ from vram_conductor.worker.llama.info import read_dimensions, read_info
 from vram_conductor.worker.llama.loading import load_model
 from vram_conductor.worker.llama.loglines import ROUNDING_BYTES, unknown_buffers
 from vram_conductor.worker.llama.options import EngineOptions
+from vram_conductor.worker.llama.repacking import second_copy_bytes
 from vram_conductor.worker.llama.scratch import Dimensions, Gpu, scratch_bytes
 from vram_conductor.worker.llama.sizes import (
     DryPool,
@@ -160,8 +161,7 @@ class DryRunner:
         if key not in self._facts:
             model = self._dry_model(path, key)
             info = read_info(model, path, path, stat)
-            wanted = self._gpu is not None or self._options.device_kind == "cuda"
-            tensors = tuple(read_tensors(path)) if wanted else ()
+            tensors = tuple(read_tensors(path))
             self._facts[key] = ModelFacts(
                 info=info,
                 weights_bytes=self._weights_bytes(model, tensors),
@@ -178,7 +178,7 @@ class DryRunner:
         if kind == "cuda":
             size = cuda_weights_bytes(tensors)
         else:
-            size = int(ll.llama_model_size(model))
+            size = int(ll.llama_model_size(model)) + second_copy_bytes(tensors)
         # Two buffers at most (on cpu: plain and repacked), each printed with a rounding error.
         return allocated(size, kind) + (2 * ROUNDING_BYTES if kind == "cpu" else 0)
 
