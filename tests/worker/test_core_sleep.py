@@ -226,6 +226,29 @@ def test_memory_that_runs_out_at_a_load_costs_that_agent_only(which: str) -> Non
     assert driver.say("keep", "def").done.usage.reprefilled_tokens == 0
 
 
+def test_an_agent_is_registered_while_others_have_the_memory_of_its_sleeping_model() -> None:
+    driver = three()
+    turns(driver, 1)
+    driver.device.capacity_bytes, driver.device.foreign_bytes = ROOM_FOR_ONE + 20, 21
+    assert isinstance(driver.load("second", "full"), Loaded)
+    driver.device.foreign_bytes = 0
+    driver.device.spend(1000)
+    assert right(driver, driver.say("second", "abc"), "full")
+    turns(driver, 1)
+
+
+def test_a_worker_that_leaves_parks_everything_and_wakes_nothing() -> None:
+    driver = three()
+    turns(driver, 1)
+    before = driver.core.residency.rates.report().get("wake_weights")
+    op = driver.drain()
+    for _ in range(5):
+        driver.step()
+    assert op in driver.answers
+    assert sorted(item.agent for item in driver.store.states) == ["chain", "full", "window"]
+    assert driver.core.residency.rates.report().get("wake_weights") == before
+
+
 def test_nothing_is_left_of_a_model_that_is_unloaded_in_its_sleep() -> None:
     driver = three()
     turns(driver, 1)
