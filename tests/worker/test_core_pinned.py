@@ -20,7 +20,7 @@ from hypothesis.stateful import initialize
 from vram_conductor.protocol.errors import DataLoss
 from vram_conductor.protocol.values import ConversationKey
 from vram_conductor.worker import arena_format as fmt
-from vram_conductor.worker import half_memory, kvstore
+from vram_conductor.worker import half_memory, pinning
 from vram_conductor.worker.arena_dir import ArenaDir
 from vram_conductor.worker.kvstore import KVStore
 from vram_conductor.worker.pinning import Pinning
@@ -63,7 +63,8 @@ def small_pieces() -> Any:
     """Every state is several pieces, and there is a reserve to grow into."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(half_memory, "PIECE_BYTES", STEP // 4)
-        patch.setattr(kvstore, "RESERVE_BYTES", 2 * STEP)
+        patch.setattr(half_memory, "PIN_BYTES_MIN", 0)
+        patch.setattr(pinning, "RESERVE_BYTES", 2 * STEP)
         yield
 
 

@@ -18,6 +18,7 @@ from vram_conductor.protocol.errors import ConductorError, Internal, ResourceExh
 from vram_conductor.protocol.values import ConversationKey
 from vram_conductor.worker import arena_format as fmt
 from vram_conductor.worker import half_memory, kvstore
+from vram_conductor.worker import pinning as pinning_module
 from vram_conductor.worker.arena import Arena
 from vram_conductor.worker.arena_dir import ArenaDir
 from vram_conductor.worker.half_memory import HalfMemory
@@ -33,7 +34,9 @@ ENOUGH = 1 << 40
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(half_memory, "PIECE_BYTES", PIECE)
-    monkeypatch.setattr(kvstore, "RESERVE_BYTES", 2 * STEP)
+    monkeypatch.setattr(half_memory, "PIN_BYTES_MIN", 0)
+    monkeypatch.setattr(kvstore, "PIN_FROM_SEQ", 1)
+    monkeypatch.setattr(pinning_module, "RESERVE_BYTES", 2 * STEP)
 
 
 def key(name: str) -> ConversationKey:
@@ -148,12 +151,41 @@ def test_a_view_of_a_part_keeps_what_is_pinned_and_a_longer_one_does_not(
         assert fake.covers(short) is True
         assert memory.pin_some() == "done", "a short view is no hindrance"
     memory.grow(9 * STEP)
-    with memory.view(9 * STEP, writable=False) as long:
+    with memory.view(9 * STEP, writable=False) as longer:
+        assert fake.covers(longer) is True, "what lacks is one piece at most: it is pinned now"
+    memory.grow(9 * STEP + 2 * PIECE)
+    with memory.view(9 * STEP + 2 * PIECE, writable=False) as long:
         assert fake.covers(long) is False
         assert memory.pinned_bytes == 0
         assert memory.pin_some() == "busy"
         assert not fake.ranges
-    assert pin_all(memory) == 3
+    assert pin_all(memory) == 5
+
+
+def test_a_last_piece_that_is_refused_leaves_nothing_pinned(
+    half: tuple[HalfMemory, FakePinner, Pinning],
+) -> None:
+    memory, fake, _ = half
+    memory.grow(PIECE)
+    pin_all(memory)
+    memory.grow(PIECE + STEP)
+    fake.refuse = lambda address, size: True
+    with memory.view(PIECE + STEP, writable=True) as view:
+        assert fake.covers(view) is False
+    assert not fake.ranges
+
+
+def test_little_memory_is_not_worth_a_call(
+    half: tuple[HalfMemory, FakePinner, Pinning], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory, fake, _ = half
+    monkeypatch.setattr(half_memory, "PIN_BYTES_MIN", 2 * STEP)
+    memory.grow(STEP)
+    assert memory.pin_some() == "done"
+    assert fake.calls == 0
+    memory.grow(2 * STEP)
+    pin_all(memory)
+    assert memory.pinned_bytes == 2 * STEP
 
 
 def test_a_view_that_is_dropped_without_a_release_hinders_nobody(
@@ -333,26 +365,29 @@ def test_giving_up_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
 # --- the arena ----------------------------------------------------------------------------------
 
 
-def test_both_halves_of_an_arena_are_pinned_and_unpinned_with_it(tmp_path: Path) -> None:
+def test_halves_of_an_arena_are_pinned_in_their_turns_and_unpinned_with_it(tmp_path: Path) -> None:
     fake = FakePinner()
     dir_fd = os.open(tmp_path, os.O_RDONLY)
     arena = Arena.create(dir_fd, "a.kv", 16 * STEP, Pinning(ENOUGH, fake))
-    for number in (1, 2):
+
+    def put(number: int, *, pinned: bool) -> None:
         with arena.begin(6 * STEP) as view:
+            assert fake.covers(view) is pinned
             view[:] = bytes([number]) * len(view)
         arena.commit(meta("a", 6 * STEP))
-    assert not arena.pinned
-    while arena.pin_some() != "done":
-        pass
-    assert arena.pinned
+        assert arena.pinned is pinned
+        while arena.pin_some() != "done":
+            pass
+        assert arena.pinned
+
+    put(1, pinned=False)
+    assert sum(fake.ranges.values()) == 6 * STEP
+    put(2, pinned=False)
     assert sum(fake.ranges.values()) == 12 * STEP
+    put(3, pinned=True)
     assert arena.free_spare() == 6 * STEP
     assert arena.pinned
-    with arena.begin(6 * STEP) as view:
-        assert fake.covers(view) is False
-        view[:] = bytes([3]) * len(view)
-    arena.commit(meta("a", 6 * STEP))
-    assert not arena.pinned
+    put(4, pinned=False)
     arena.hold()
     arena.close()
     assert arena.pin_some() == "done", "nothing new once it is to be closed"
@@ -393,6 +428,19 @@ def test_a_conversation_that_grows_is_not_pinned_anew_at_every_turn(opener: Open
         park(store, "a", b"x" * (size * STEP), max_bytes=1000 * STEP)
         until(lambda: store.pinned(key("a")), "never pinned")
     assert fake.calls < 16, "two halves, and a few times each"
+
+
+def test_a_conversation_that_may_be_over_is_not_pinned(
+    opener: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kvstore, "PIN_FROM_SEQ", 2)
+    store, fake = opener()
+    park(store, "once", b"x" * STEP)
+    park(store, "again", b"y" * STEP)
+    park(store, "again", b"z" * STEP)
+    until(lambda: store.pinned(key("again")), "never pinned")
+    assert not store.pinned(key("once"))
+    assert fake.calls == 1
 
 
 def test_a_reserve_never_costs_anybody_room(opener: Opener) -> None:

@@ -239,19 +239,19 @@ class Arena:
     # --- pinned memory ------------------------------------------------------------------------
 
     def reserve(self, least: int, size: int) -> None:
-        """Let halves that are in use and have less than ``least`` bytes of memory get ``size``
-        bytes when they are pinned next."""
+        """Let halves in use with less than ``least`` bytes get ``size`` when they are pinned."""
         for half in self._halves:
             if 0 < half.allocated_bytes < least:
                 half.reserve(size)
 
     def pin_some(self) -> Progress:
         """Pin one more piece of what is allocated, see :meth:`HalfMemory.pin_some`."""
-        for half in (self._halves[1 - self._spare()], self._halves[self._spare()]):
-            progress = "done" if self._doomed else half.pin_some()
-            if progress != "done":
-                return progress
-        return "done"
+        committed, spare = self._halves[1 - self._spare()], self._halves[self._spare()]
+        # The spare one has its turn when it is committed; what is pinned of it stays complete.
+        if self._doomed:
+            return "done"
+        step = committed.pin_some()
+        return spare.pin_some() if step == "done" and spare.pinned_bytes else step
 
     @property
     def pinned(self) -> bool:

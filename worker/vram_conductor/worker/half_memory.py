@@ -24,6 +24,9 @@ log = logging.getLogger(__name__)
 
 Progress = Literal["done", "more", "busy"]
 
+PIN_BYTES_MIN = 1024 * 1024
+"""Less is copied before the driver has locked it."""
+
 
 class HalfMemory:
     """One half. Sizes count from its start and are multiples of the page.
@@ -113,6 +116,9 @@ class HalfMemory:
     def view(self, size: int, *, writable: bool) -> memoryview:
         """The first ``size`` bytes, all of them pinned or none of them until it is released."""
         with self._used():
+            missing = size - self.pinned_bytes
+            if self.pinned_bytes and 0 < missing <= PIECE_BYTES and self._pinning.spans:
+                self._pin(min(self.allocated_bytes - self.pinned_bytes, PIECE_BYTES))
             if 0 < self.pinned_bytes < size:
                 self._unpin()
             part = self._memory[:size]
@@ -132,7 +138,7 @@ class HalfMemory:
                 return "done"
             self._take_reserve()
             missing = self.allocated_bytes - self.pinned_bytes
-            if missing <= 0:
+            if missing <= 0 or self.allocated_bytes < PIN_BYTES_MIN:
                 return "done"
             keep = self.pinned_bytes if self._pinning.spans else 0
             if any(_is_out(ref, keep) for ref in self._views):

@@ -17,7 +17,7 @@ from vram_conductor.protocol.values import ConversationKey
 from vram_conductor.worker import arena_format as fmt
 from vram_conductor.worker.arena import Arena
 from vram_conductor.worker.arena_dir import ArenaDir, arena_name, new_name
-from vram_conductor.worker.pinning import Pinning
+from vram_conductor.worker.pinning import Pinning, with_reserve
 from vram_conductor.worker.records import Record, adopt_all
 from vram_conductor.worker.sealer import Sealer
 from vram_conductor.worker.store import ParkedMeta
@@ -28,8 +28,8 @@ T = TypeVar("T")
 MAPPED_MAX = 128
 """Arenas mapped at once; the others keep their file and are mapped again on use."""
 
-RESERVE_BYTES = 32 * 1024 * 1024
-"""Memory that is made ready and pinned for what a conversation will grow by, at least."""
+PIN_FROM_SEQ = 2
+"""The first state of a conversation may be the only one."""
 
 
 class KVStore:
@@ -140,8 +140,11 @@ class KVStore:
         self._writing.discard(key)
         self._records[key] = record = Record(meta, trusted=True)
         record.measure(arena)
-        self._reserve(arena, record)
-        self._sealer.submit(arena)
+        # Pinning is worth it for what comes back again and again.
+        pin = self.pinning.active and arena.seq >= PIN_FROM_SEQ
+        if pin:
+            self._reserve(arena, record)
+        self._sealer.submit(arena, pin=pin)
         self._map(key, arena)
 
     def meta(self, key: ConversationKey) -> ParkedMeta | None:
@@ -249,17 +252,13 @@ class KVStore:
             self._folder.remove(new_name(arena_name(key)))
 
     def _reserve(self, arena: Arena, record: Record) -> None:
-        """Where memory is pinned, let a conversation's next, longer states find it ready, while
-        half of the room is free: it would soon have to be given back otherwise."""
-        if not self.pinning.active:
-            return
-        payload = record.meta.payload_bytes
-        more = max(payload // 4, RESERVE_BYTES)
-        wanted = fmt.round_up(payload + more, fmt.GROW_BYTES)
+        """Let a conversation's next, longer states find pinned memory, while half of the room is
+        free: it would soon have to be given back otherwise."""
+        least, wanted = with_reserve(record.meta.payload_bytes)
+        wanted = fmt.round_up(wanted, fmt.GROW_BYTES)
         used_bytes = self.used_bytes + 2 * wanted - record.bytes
         if used_bytes <= (self._cap_bytes - self.lent_bytes) // 2:
-            # Not at every turn: each time is one more piece, or all of it pinned anew.
-            arena.reserve(payload + more // 2, wanted)
+            arena.reserve(least, wanted)
             record.measure(arena)
 
     def _make_room(self, grow_bytes: int) -> None:

@@ -23,6 +23,18 @@ PIECE_BYTES = 16 * 1024 * 1024
 """Pinned in one call where copies may span pieces: at 2.8 GB/s, 6 ms in which the driver may keep
 other calls waiting."""
 
+RESERVE_BYTES = 32 * 1024 * 1024
+"""What a conversation's memory grows by when it is pinned, at most as much as its state has, or a
+quarter of that where this is more."""
+
+
+def with_reserve(state_bytes: int) -> tuple[int, int]:
+    """Less memory than the first should become the second: the reserve is renewed when half of
+    it is used, not at every turn, since each time is one more piece, or all of it pinned anew.
+    *Pure.*"""
+    more = max(state_bytes // 4, min(state_bytes, RESERVE_BYTES))
+    return state_bytes + more // 2, state_bytes + more
+
 
 class Pinner(Protocol):
     """Locks pages for one device. Thread-safe.

@@ -42,14 +42,16 @@ class Sealer:
         self._thread = threading.Thread(target=self._loop, name="sealer", daemon=True)
         self._thread.start()
 
-    def submit(self, arena: Arena) -> None:
-        """Seal the arena's committed state soon. Called by the thread that uses the store."""
+    def submit(self, arena: Arena, *, pin: bool = False) -> None:
+        """Seal the arena's committed state soon, and then pin it, if so asked. Called by the
+        thread that uses the store."""
         with self._lock:
-            if arena in self._waiting:
-                return
-            self._waiting.add(arena)
-            arena.hold()
-            self._queue.put(arena)
+            if arena not in self._waiting:
+                self._waiting.add(arena)
+                arena.hold()
+                self._queue.put(arena)
+        if pin:
+            self.pin(arena)
 
     def pin(self, arena: Arena) -> None:
         """Pin the arena's memory soon, without sealing anything."""
@@ -81,7 +83,6 @@ class Sealer:
             arena.seal()
         finally:
             arena.release()
-        self._to_pin[arena] = None
 
     def _pin(self) -> float:
         """Pin one piece; returns how long to wait for something to seal before the next one."""

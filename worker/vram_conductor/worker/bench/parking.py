@@ -1,8 +1,8 @@
 """What parking and resuming one conversation takes (``python -m …worker.bench.parking MODEL``).
 
 As in the product: a pool's sequence goes into the arena's own memory and comes back from there.
-Medians in milliseconds, GB/s are 1e9 bytes per second. On cuda the first park of a half goes to
-pageable memory, later ones to pinned memory, and both are told. With the preload library
+Medians in milliseconds, GB/s are 1e9 bytes per second. On cuda a conversation's first states are
+parked in pageable memory, later ones in pinned memory, and both are told. With the preload library
 (``gathered``) a state's pieces are copied together.
 """
 
@@ -166,13 +166,13 @@ def measure(
         bed = Bed(model_path, device, state_bytes, stack)
         bed.fill(0, bed.tokens)
         first = medians([bed.park(0)])
+        first_back = medians([bed.resume(1)])
+        bed.park(0)
         began = time.perf_counter()
         bed.settle()
         pin_s = time.perf_counter() - began
-        first_back = medians([bed.resume(1)])
-        for _ in range(2):
-            bed.park(0)
-            bed.settle()
+        bed.park(0)
+        bed.settle()
         parks = [bed.park(0) for _ in range(repeats)]
         bed.settle()
         resumes = [bed.resume(1) for _ in range(repeats)]
