@@ -61,6 +61,18 @@ def test_another_program_that_starts_meanwhile_is_not_the_drivers_part(nvml: Fak
     assert sampler.measure_base() == 518 << 20
 
 
+def test_another_machines_process_with_our_id_is_not_we(nvml: FakeNvml) -> None:
+    """A container that has process ids of its own, on a host where NVML tells the host's."""
+    nvml.processes = [process(os.getpid(), 5 * GIB)]
+    nvml.used[0] = 6 * GIB
+    sampler = NvmlSampler("cuda:0", nvml, {})
+    nvml.used[0] += 527 << 20
+    assert sampler.measure_base() == 527 << 20
+    memory = sampler.sample(own_bytes=527 << 20)
+    assert memory.foreign_bytes == 6 * GIB
+    assert sampler.told_bytes is None
+
+
 def test_own_use_by_the_process_list(nvml: FakeNvml) -> None:
     sampler = NvmlSampler("cuda:0", nvml, {})
     nvml.processes = [process(1, GIB // 2), process(os.getpid(), 3 * GIB)]

@@ -53,7 +53,8 @@ class DeviceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         id: ``cuda:0``, ``cpu``, ``cpu:1`` …
         kind: ``cuda`` or ``cpu``.
         capacity: cpu: the bytes it may hand out. cuda: an upper bound below the card's size,
-            or empty for the card's own.
+            or empty for the card's own. Where there is no NVML to measure the card, it is needed,
+            and taken at its word.
         admission_percent: share of the capacity that may be promised.
         mode: ``reserve`` or ``timeshare``.
         host_cap: bytes of shared memory for parked states.

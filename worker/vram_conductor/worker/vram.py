@@ -123,6 +123,9 @@ class NvmlSampler:
             raise
         self._used_before = int(before.used)
         self._overhead_bytes = 0
+        # Before there is a CUDA context, whoever NVML calls by our process id is not we: it counts
+        # processes of the machine, and this may be a container with its own ids.
+        self._tells_own = self._own_entry() is None
         self.told_bytes: int | None = None
         self.capacity_bytes = int(before.total) - int(before.reserved)
 
@@ -193,6 +196,9 @@ class NvmlSampler:
     def _own_told(self) -> int | None:
         """What NVML says that this process uses; None where it does not tell (containers with
         their own process ids, drivers without per-process accounting)."""
+        return self._own_entry() if self._tells_own else None
+
+    def _own_entry(self) -> int | None:
         try:
             processes = self._nvml.nvmlDeviceGetComputeRunningProcesses(self._handle)
         except self._nvml.NVMLError:
