@@ -76,7 +76,10 @@ def test_tables_of_pinned_memory_are_base_too_and_go_with_it() -> None:
 def test_memory_that_stays_after_an_unload_wears_the_process_out() -> None:
     bench = Bench()
     bench.gpu.told_bytes = 3 * GIB
-    bench.sample()
+    lost = 3 * GIB - 600 * MIB - DRIFT_BYTES
+    memory = bench.sample()
+    assert memory.foreign_bytes == lost, "nobody is promised what is not free"
+    assert memory.own_bytes + memory.foreign_bytes == memory.used_bytes == 3 * GIB
     bench.idle = False
     bench.now_ns = RECYCLE_NS
     bench.sample()

@@ -57,6 +57,7 @@ class Gauge:
         clock: Callable[[], int],
     ) -> None:
         self._sampler = sampler
+        self._cuda = sampler.info().kind == "cuda"
         self._unexplained = unexplained
         self._add_base = add_base
         self._idle = idle
@@ -87,12 +88,14 @@ class Gauge:
             log.warning("no memory sample: %s", error.info.message)
             memory, taken_ns = self._last
             return msgspec.structs.replace(memory, age_ms=(now_ns - taken_ns) // 1_000_000)
+        if self._cuda:
+            memory = self._judge(own_bytes, memory, now_ns)
         self._last = memory, now_ns
-        if self._sampler.info().kind == "cuda":
-            self._judge(own_bytes, memory, now_ns)
         return memory
 
-    def _judge(self, own_bytes: int, memory: Memory, now_ns: int) -> None:
+    def _judge(self, own_bytes: int, memory: Memory, now_ns: int) -> Memory:
+        """The sample with what nobody can account for among what others use: it cannot be
+        promised to anybody."""
         verdict = self._unexplained.observe(
             own_bytes,
             memory.used_bytes,
@@ -110,6 +113,12 @@ class Gauge:
                 verdict.unexplained_bytes,
             )
         self.worn = verdict.recycle
+        rest = 0 if self._sampler.told_bytes is None else verdict.unexplained_bytes
+        return msgspec.structs.replace(
+            memory,
+            own_bytes=memory.own_bytes - rest,
+            foreign_bytes=memory.foreign_bytes + rest,
+        )
 
 
 def watch(
