@@ -5,9 +5,18 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
 
 import pytest
 from vmm_rig import STUB, compile_c
+
+from vram_conductor.protocol.config import DeviceConfig
+from vram_conductor.worker.app import start_pinning
+from vram_conductor.worker.pinning import Pinning
+
+if TYPE_CHECKING:
+    from vram_conductor.worker.options import Options
 
 SCENE = r"""
 import ctypes, mmap, sys, threading
@@ -112,3 +121,22 @@ def test_without_a_usable_driver_there_is_no_pinner(
     (told,) = scene(libcuda or stub, **env)
     assert told.startswith("refused no_pinning")
     assert word in told
+
+
+def test_a_worker_without_a_driver_goes_on_and_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("VRAM_CONDUCTOR_LIBCUDA", "/nowhere/libcuda.so.1")
+    for kind, cap, word in (
+        ("cuda", 1 << 30, "pageable (no usable"),
+        ("cpu", 0, ""),
+        ("cuda", 0, ""),
+    ):
+        device = DeviceConfig(id="device", kind=kind)  # type: ignore[arg-type]
+        pinning = Pinning(cap)
+        start_pinning(cast("Options", SimpleNamespace(device=device)), pinning)
+        assert not pinning.active
+        assert word in pinning.note()
+        assert bool(word) == bool(pinning.note())
+        pinning.close()
+    assert len(caplog.records) == 1
