@@ -186,6 +186,10 @@ def test_weights_do_not_sleep_under_a_job_that_runs() -> None:
     plan = plan_seat(there, want())
     assert isinstance(plan, Plan)
     assert SleepPool("b") in plan.moves
+    # Its weights alone would have been enough.
+    plan = plan_seat(world(250, asleep("a"), tired("a"), runs), want())
+    assert isinstance(plan, Plan)
+    assert {move for move in plan.moves if isinstance(move, GONE)} == {SleepPool("b")}
     frozen = replace(runs, frozen=True)
     assert isinstance(plan_seat(world(210, asleep("a"), tired("a"), frozen), want()), Blocked)
 

@@ -279,6 +279,7 @@ class Residency:
             assert pool.handle is None or pool.weights.handle is not None
             assert pool.handle is not None or not pool.asleep
             assert pool.awake or not any(slot.conversation for slot in pool.slots)
+            assert pool.awake or pool.stage_ns is None
             assert pool.weights.resident or not any(slot.job for slot in pool.slots)
             assert len(pool.slots) == (pool.handle.shape.slots if pool.handle else 0)
             for slot in pool.slots:
