@@ -84,6 +84,11 @@ class Books:
     agents: list[tuple[str, str]]
 
 
+def _owned(device: DeviceStatus, lines: list[Line]) -> list[Line]:
+    """On a GPU the base follows the device: it grows with the first use of some kernels."""
+    return [line for line in lines if line.key != "base" or device.kind == "cpu"]
+
+
 class Scene:
     """A Stage that runs, with a client.
 
@@ -130,9 +135,13 @@ class Scene:
         """The ledgers, what is on the devices, and the agents."""
         report = self.conductor.status()
         return Books(
-            [line for device in report.devices for line in device.promised.lines],
+            [x for device in report.devices for x in _owned(device, device.promised.lines)],
             [line for device in report.devices for line in device.host.lines],
-            [(line.key, line.bytes) for device in report.devices for line in device.resident],
+            [
+                (line.key, line.bytes)
+                for device in report.devices
+                for line in _owned(device, device.resident)
+            ],
             [(agent.agent, agent.state) for agent in report.agents],
         )
 
