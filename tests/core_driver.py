@@ -48,7 +48,7 @@ from vram_conductor.protocol.values import (
 )
 from vram_conductor.worker.core import Core
 from vram_conductor.worker.engine import Engine
-from vram_conductor.worker.lane import Errand, InlineLanes, Lanes, ThreadLanes
+from vram_conductor.worker.lane import AHEAD, Errand, InlineLanes, Lanes, ThreadLanes
 from vram_conductor.worker.preparing import Preparer
 from vram_conductor.worker.store import Store
 from vram_conductor.worker.streams import Joining
@@ -110,6 +110,7 @@ class LateLanes:
     """Carries errands out when it is told to, in any order."""
 
     parallel = True
+    ahead = AHEAD
 
     def __init__(self, dice: random.Random) -> None:
         self.under_way: list[Errand] = []
@@ -125,8 +126,7 @@ class LateLanes:
         some = self._dice.randint(0, len(self.under_way))
         for _ in range(some):
             errand = self.under_way.pop(self._dice.randrange(len(self.under_way)))
-            errand.carry_out()
-            self._finished.append(errand)
+            errand.carry_out(self._finished.append)
         return some > 0
 
     def finished(self) -> list[Errand]:
@@ -203,7 +203,8 @@ class Driver:
         if self.kind == "late":
             self.lanes = LateLanes(self.dice)
         elif self.kind != "inline":
-            self.lanes = ThreadLanes(lambda: self.woken.put(None))
+            ahead = 1 if self.kind == "lockstep" else AHEAD
+            self.lanes = ThreadLanes(lambda: self.woken.put(None), ahead)
         return Core(
             self.real_engine or self.engine,
             self.real_store or self.store,

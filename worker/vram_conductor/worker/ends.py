@@ -116,6 +116,8 @@ class Ends:
         if job.verdict is None:
             job.verdict = verdict
             self._condemned.append(job)
+            pool = job.conversation.pool
+            self._traffic.call_back([job.pool.key] if pool is None else [job.pool.key, pool.key])
 
     def _flush(self, job: Job, ids: tuple[int, ...]) -> None:
         self._streams.flush(job, job.text.finish() if job.committed else "", ids)

@@ -6,7 +6,8 @@ Engine thread only, as soon as the batch has come back; nothing is under way in 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from vram_conductor.protocol.errors import ConductorError
 from vram_conductor.worker.ends import Ends
@@ -22,6 +23,21 @@ log = logging.getLogger(__name__)
 
 Share = tuple[Job, int]
 """A job and how many of its pending tokens go into a batch."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came of one batch.
+
+    Attributes:
+        tokens: for each job that was due, by ``seq``: its token, or why there is none.
+        elapsed_ms: what computing the batch took.
+        began_ns: when it began.
+    """
+
+    tokens: dict[int, int | Exception]
+    elapsed_ms: float
+    began_ns: int
 
 
 class Finishing:
@@ -49,22 +65,18 @@ class Finishing:
         self.count = 0
 
     def computed(
-        self,
-        pool: PoolState,
-        shares: Sequence[Share],
-        tokens: Mapping[int, int | Exception],
-        elapsed_ms: float,
-        now_ns: int,
+        self, pool: PoolState, shares: Sequence[Share], result: Result, *, last: bool
     ) -> None:
-        """A batch was computed. ``tokens``: by ``Job.seq``; ``now_ns``: when it began."""
+        """A batch was computed. ``last``: nothing is under way in the pool; else the next one is,
+        and whatever this one gave is in the cache already."""
         self.count += 1
         self._health.good()
-        self._note(shares, elapsed_ms, now_ns)
+        self._note(shares, result.elapsed_ms, result.began_ns)
         spoilt = False
         for job, _ in shares:
-            token = tokens.get(job.seq)
-            # Whoever was told to end meanwhile says nothing more.
-            if token is None or job.verdict is not None:
+            token = result.tokens.get(job.seq)
+            # Whoever was told to end meanwhile says nothing more than it must.
+            if token is None or (last and job.verdict is not None):
                 continue
             if isinstance(token, int):
                 self._token(pool, job, token)

@@ -3,7 +3,7 @@
 A lane carries out one errand after the other. :class:`InlineLanes` do it at once on the calling
 thread (cpu, most tests), :class:`ThreadLanes` on one thread per lane: one for each open pool, and
 one that hauls. The calls into the library release the interpreter, so lanes run side by side.
-Whatever they do, an errand comes back to the engine thread, which draws the conclusions.
+Whatever they do, an errand reports to the engine thread, which draws the conclusions.
 """
 
 from __future__ import annotations
@@ -16,6 +16,10 @@ from typing import Protocol
 JOIN_S = 2.0
 """How long leaving waits for a lane: one that hangs must not keep the process."""
 
+AHEAD = 8
+"""What is wanted of a lane stops it after the batch that it is at; this only bounds how far it
+runs ahead of the engine thread."""
+
 
 class Errand:
     """Something to be done on a lane.
@@ -23,28 +27,39 @@ class Errand:
     Attributes:
         lane: name of the lane: a pool's key, or ``traffic.HAULER``.
         serial: counts errands in the order in which they began.
+        stop: the engine thread wants it back; one that goes on by itself ends at the next chance.
+        over: it has been carried out.
         error: what went wrong, once it has been carried out.
     """
 
     def __init__(self, lane: str) -> None:
         self.lane = lane
         self.serial = 0
+        self.stop = False
+        self.over = False
         self.error: Exception | None = None
 
-    def carry_out(self) -> None:
-        """Do it, on the lane. Never raises."""
+    def carry_out(self, report: Report) -> None:
+        """Do it, on the lane. Never raises. ``report``: told at the end, and whenever there is
+        something for the engine thread before."""
         try:
-            self.do()
+            self.do(report)
         except Exception as error:
             self.error = error
+        self.over = True
+        report(self)
 
-    def do(self) -> None:
+    def do(self, report: Report) -> None:
         """The work itself; may raise."""
         raise NotImplementedError
 
-    def finish(self) -> None:
-        """Draw the conclusions, on the engine thread."""
+    def finish(self, *, over: bool) -> None:
+        """Draw the conclusions from what has been reported, on the engine thread. ``over``:
+        nothing is under way for it any more; else it will report again."""
         raise NotImplementedError
+
+
+Report = Callable[[Errand], None]
 
 
 class Lanes(Protocol):
@@ -52,15 +67,17 @@ class Lanes(Protocol):
 
     Attributes:
         parallel: errands are carried out elsewhere, while the engine thread goes on.
+        ahead: how many batches a lane computes at most before the engine thread has a say again.
     """
 
     parallel: bool
+    ahead: int
 
     def submit(self, errand: Errand) -> None:
         """Have it carried out on its lane, which has nothing else to do."""
 
     def finished(self) -> list[Errand]:
-        """What has been carried out since the last call, in the order in which it began."""
+        """What has reported since the last call, in the order in which it began."""
 
     def wait(self) -> list[Errand]:
         """The same, but at least one; something must be under way."""
@@ -73,16 +90,16 @@ class Lanes(Protocol):
 
 
 class InlineLanes:
-    """Carries errands out on the spot."""
+    """Carry errands out on the spot."""
 
     parallel = False
+    ahead = 1
 
     def __init__(self) -> None:
         self._finished: list[Errand] = []
 
     def submit(self, errand: Errand) -> None:
-        errand.carry_out()
-        self._finished.append(errand)
+        errand.carry_out(self._finished.append)
 
     def finished(self) -> list[Errand]:
         done, self._finished = self._finished, []
@@ -103,8 +120,8 @@ class InlineLanes:
 class _Lane:
     """One thread, and the errand that it has."""
 
-    def __init__(self, name: str, done: Callable[[Errand], None]) -> None:
-        self._done = done
+    def __init__(self, name: str, report: Report) -> None:
+        self._report = report
         self._queue: queue.SimpleQueue[Errand | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._loop, name=f"lane {name}", daemon=True)
         self._thread.start()
@@ -117,8 +134,7 @@ class _Lane:
 
     def _loop(self) -> None:
         while (errand := self._queue.get()) is not None:
-            errand.carry_out()
-            self._done(errand)
+            errand.carry_out(self._report)
             # Nothing of it may live on until the next one comes: it holds a pool.
             del errand
 
@@ -127,12 +143,13 @@ class ThreadLanes:
     """One thread per lane, made when its first errand comes.
 
     Args:
-        wake: called on a lane's thread whenever something is finished.
+        wake: called on a lane's thread whenever something is reported.
     """
 
     parallel = True
 
-    def __init__(self, wake: Callable[[], None]) -> None:
+    def __init__(self, wake: Callable[[], None], ahead: int = AHEAD) -> None:
+        self.ahead = ahead
         self._wake = wake
         self._lanes: dict[str, _Lane] = {}
         self._finished: queue.SimpleQueue[Errand] = queue.SimpleQueue()
@@ -140,10 +157,10 @@ class ThreadLanes:
     def submit(self, errand: Errand) -> None:
         lane = self._lanes.get(errand.lane)
         if lane is None:
-            lane = self._lanes[errand.lane] = _Lane(errand.lane, self._finish)
+            lane = self._lanes[errand.lane] = _Lane(errand.lane, self._take)
         lane.put(errand)
 
-    def _finish(self, errand: Errand) -> None:
+    def _take(self, errand: Errand) -> None:
         self._finished.put(errand)
         self._wake()
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING
 
-from vram_conductor.worker.lane import Errand, Lanes
+from vram_conductor.worker.lane import Errand, Lanes, Report
 from vram_conductor.worker.world import Move
 
 if TYPE_CHECKING:
@@ -44,10 +44,11 @@ class Haul(Errand):
         self._work = work
         self._then = then
 
-    def do(self) -> None:
+    def do(self, report: Report) -> None:
         self._work()
 
-    def finish(self) -> None:
+    def finish(self, *, over: bool) -> None:
+        assert over
         self._then(self.error)
 
 
@@ -68,7 +69,7 @@ class Traffic:
     """Begins errands and takes them back.
 
     Attributes:
-        held: keys of the pools that get no further batch.
+        held: keys of the pools that get no further batch, see :meth:`hold`.
         haul: the haul that is under way.
         landed: called whenever something has come back and was finished.
     """
@@ -85,6 +86,11 @@ class Traffic:
     def parallel(self) -> bool:
         """Whether the engine thread goes on while errands are carried out."""
         return self._lanes.parallel
+
+    @property
+    def ahead(self) -> int:
+        """How many batches an errand may compute at most."""
+        return self._lanes.ahead
 
     # --- questions ----------------------------------------------------------------------------
 
@@ -145,8 +151,7 @@ class Traffic:
     def run(self, haul: Haul) -> None:
         """Carry a haul out here and now, beside another one: it takes next to no time."""
         assert self.quiet(haul.pools)
-        haul.carry_out()
-        haul.finish()
+        haul.carry_out(lambda errand: errand.finish(over=True))
 
     def collect(self) -> bool:
         """Take back what has been carried out; whether there was anything."""
@@ -156,16 +161,31 @@ class Traffic:
 
     def quiesce(self, keys: Collection[str] | None = None) -> None:
         """Wait until nothing is under way in these pools (or anywhere)."""
+        self.call_back(self._batches if keys is None else keys)
         while not (self.idle if keys is None else self.quiet(keys)):
             self._land(self._lanes.wait())
 
+    def hold(self, keys: Iterable[str]) -> None:
+        """From now on these pools are held, and no others."""
+        self.held = frozenset(keys)
+        self.call_back(self.held)
+
+    def call_back(self, keys: Iterable[str]) -> None:
+        """What is under way in these pools is wanted back."""
+        for key in keys:
+            batch = self._batches.get(key)
+            if batch is not None:
+                batch.stop = True
+
     def _land(self, errands: list[Errand]) -> None:
         for errand in errands:
-            if errand is self.haul:
-                self.haul = None
-            else:
-                del self._batches[errand.lane]
-            errand.finish()
+            over = errand.over
+            if over:
+                if errand is self.haul:
+                    self.haul = None
+                elif self._batches.get(errand.lane) is errand:
+                    del self._batches[errand.lane]
+            errand.finish(over=over)
             self.landed()
 
     def retire(self, open_pools: Collection[str]) -> None:

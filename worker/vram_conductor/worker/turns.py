@@ -70,7 +70,7 @@ class Turns:
         self._interrupted = self._seating.refused = False
         placed = self._round(now_ns)
         if not self._interrupted:
-            traffic.held = frozenset()
+            traffic.hold(())
             for job in self._jobs.waiting():
                 job.front = False
         self._fruitless = None if placed else self._picture()
@@ -108,12 +108,12 @@ class Turns:
         pools, _ = self._seating.touches(job, plan)
         if not traffic.quiet(pools):
             # Whatever is held stays so: plans that change from round to round end there, too.
-            traffic.held |= pools
+            traffic.hold(traffic.held | pools)
             self._interrupted = True
             return False
         self._seating.begin(job, plan, now_ns)
         if traffic.haul is not None:
-            traffic.held = frozenset()
+            traffic.hold(())
         self._interrupted = traffic.haul is not None or self._seating.refused
         return True
 
@@ -140,7 +140,7 @@ class Turns:
             else:
                 full.add(job.pool.key)
                 held |= {job.pool.key}
-        traffic.held = held
+        traffic.hold(held)
         return placed
 
     def _plan_beside(self, job: Job, now_ns: int) -> Plan | None:
