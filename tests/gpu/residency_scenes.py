@@ -23,7 +23,6 @@ from core_driver import Attempt, LanesKind
 from gguf_models import Spec, make_model
 from real_driver import RealDriver
 
-from vram_conductor.protocol.values import PoolShape
 from vram_conductor.worker.arena_dir import ArenaDir
 from vram_conductor.worker.bench.random_models import make_random
 from vram_conductor.worker.kvstore import KVStore
@@ -70,15 +69,19 @@ class Stage:
             slice_ms=1,
             lanes=self.lanes,
         )
-        if tight:
-            shape = PoolShape(self.n_ctx, 1)
-            sizes = [driver.estimate(name, shape) for name in self.files]
-            most = max(item.weights_bytes + item.scratch_bytes + item.pool_bytes for item in sizes)
-            # Sleeping contexts keep their scratch.
-            driver.budget_bytes = self.base_bytes + most + sum(item.scratch_bytes for item in sizes)
         for name in self.files:
             driver.load(name, name, n_ctx=self.n_ctx)
+        if tight:
+            driver.budget(self.room_for_one(driver))
         return driver
+
+    def room_for_one(self, driver: RealDriver) -> int:
+        """By what was measured; sleeping contexts keep their scratch."""
+        residency = driver.core.residency
+        pools = [pool for pool in residency.pools.values() if pool.handle]
+        assert len(pools) == len(self.files), "not everything was opened"
+        most = max(pool.weights.bytes + pool.open_bytes for pool in pools)
+        return self.base_bytes + most + sum(pool.weights.scratch_bytes for pool in pools)
 
     def close(self) -> None:
         self.store.close()
@@ -91,6 +94,18 @@ def turn(driver: RealDriver, agent: str, index: int, n: int = 6) -> Attempt:
     draw = random.Random(f"{agent} {index}")
     ids = [draw.randrange(8, 300) for _ in range(5)]
     return driver.finish(driver.run(agent, tokens=ids, continue_=True, max_tokens=n))[0]
+
+
+def warmed(stage: Stage) -> tuple[int, int]:
+    """What is in use once every kind of model has computed and is gone again: kernels that were
+    loaded stay until the process ends. And how much those took."""
+    cold = stage.used_bytes()
+    driver = stage.driver(tight=False)
+    for index, name in enumerate(stage.files):
+        turn(driver, name, index)
+    driver.leave()
+    warm = stage.used_bytes()
+    return warm, warm - cold
 
 
 def rates(driver: RealDriver) -> dict[str, Any]:
@@ -138,7 +153,7 @@ def leak(switches: str, lanes: str, folder: str, *sizes: str) -> dict[str, Any]:
     names = sizes or ("0.36B", "0.5B", "1.2B")
     files = {name: make_random(name, Path(folder)) for name in names}
     stage = Stage(files, 2048, lanes)
-    start = stage.used_bytes()
+    start, kernels = warmed(stage)
     driver = stage.driver(tight=True)
     marks: list[int] = []
     took: list[float] = []
@@ -156,6 +171,7 @@ def leak(switches: str, lanes: str, folder: str, *sizes: str) -> dict[str, Any]:
             over = max(over, marks[-1] - start - (driver.budget_bytes - stage.base_bytes))
     found = {
         "switches": driver.core.switches,
+        "kernels_bytes": kernels,
         "growth_bytes": marks[-1] - marks[0],
         "over_budget_bytes": over,
         "turn_ms": _spread(took[len(took) // 10 :]),
@@ -173,12 +189,12 @@ def asleep(lanes: str, folder: str) -> dict[str, Any]:
     names = ("0.36B", "0.5B")
     files = {name: make_random(name, Path(folder)) for name in names}
     stage = Stage(files, 2048, lanes)
-    start = stage.used_bytes()
+    start, kernels = warmed(stage)
     driver = stage.driver(tight=True)
     for index, name in enumerate(names):
         turn(driver, name, index)
     weights = [driver.core.residency.weights[driver.identity(name)] for name in names]
-    found: dict[str, Any] = {"asleep": [item.asleep for item in weights]}
+    found: dict[str, Any] = {"asleep": [item.asleep for item in weights], "kernels_bytes": kernels}
     lent = stage.store.lent_bytes
     driver.unload(names[0])
     found["given_back_bytes"] = lent - stage.store.lent_bytes
