@@ -13,6 +13,8 @@ from fake_store import MemoryStore
 from vram_conductor.protocol.commands import Failed, Loaded
 from vram_conductor.protocol.errors import Internal, ResourceExhausted
 from vram_conductor.protocol.values import PoolShape
+from vram_conductor.worker.job import Receipt
+from vram_conductor.worker.world import BackUp
 
 MODELS = [
     ModelSpec("full"),
@@ -124,6 +126,27 @@ def test_a_refused_backup_is_not_asked_for_again_and_weights_are_unloaded_instea
     turns(driver, 2)
     assert driver.store.lent_bytes == driver.device.pinned_bytes == 0
     assert asked[0] == len(driver.engine.loads) > 3
+
+
+def test_backups_do_not_ask_again_and_again_for_room_that_parked_states_take() -> None:
+    driver = Driver(MODELS[:1], store=MemoryStore(2 * STATE + 100), sleepable=True)
+    driver.load("full", "full")
+    weights = driver.core.residency.weights["full"]
+    driver.core._mover._loader.drop_backup(weights)
+    # Nine conversations take more than their agent was promised.
+    for index in range(9):
+        driver.say(f"full/{index}", "abcd " * 12)
+    assert driver.store.used_bytes > 2 * STATE
+    assert driver.core._mover.backups() == ("full",)
+    driver.core._mover.carry_out([BackUp("full")], Receipt())
+    assert driver.device.pinned_bytes == 0
+    assert driver.core._mover.backups() == ()
+    for index in range(9):
+        driver.forget(f"full/{index}")
+    driver.load("full", "full")
+    assert driver.core._mover.backups() == ("full",)
+    driver.core._mover.carry_out([BackUp("full")], Receipt())
+    assert driver.device.pinned_bytes == 100
 
 
 def test_a_job_waits_while_others_have_the_memory_that_its_model_needs() -> None:

@@ -33,6 +33,7 @@ class Loader:
         self._clock = clock
         self._wakes: list[tuple[Weights, threading.Thread]] = []
         self._errors: list[Exception] = []
+        self._began_ns: int | None = None
         self.loading = False
         self.broken: list[Weights] = []
 
@@ -88,6 +89,11 @@ class Loader:
             [_backup_view(item) for item in residency.weights.values() if item.handle],
         )
 
+    def reconsider(self) -> None:
+        """What was refused before may be possible now."""
+        for weights in self._residency.weights.values():
+            weights.unbackable = False
+
     def back_up(self, weights: Weights) -> bool:
         """Copy the weights to pinned memory, if there is room for that."""
         handle = weights.handle
@@ -95,6 +101,8 @@ class Loader:
         if handle.backup_bytes or weights.asleep or not handle.sleepable:
             return handle.backup_bytes > 0
         if not self._room.take(weights.bytes):
+            # Parked states take more than was promised to them.
+            weights.unbackable = True
             return False
         weights.lent_bytes = weights.bytes
         begin = self._clock()
@@ -155,8 +163,11 @@ class Loader:
         assert weights.asleep
         weights.asleep = False
         self._residency.revision += 1
+        if self._began_ns is None:
+            self._began_ns = self._clock()
         if self._engine.device_kind != "cuda":
             self._wake(weights)
+            self._note_wakes([weights])
             return
         thread = threading.Thread(target=self._wake, args=(weights,), name="waker", daemon=True)
         self._wakes.append((weights, thread))
@@ -168,11 +179,21 @@ class Loader:
         Raises:
             ConductorError: ``wake_failed``: the first that failed; they all sleep on.
         """
-        while self._wakes:
-            self._wakes.pop()[1].join()
+        wakes, self._wakes = self._wakes, []
+        for _, thread in wakes:
+            thread.join()
+        self._note_wakes([weights for weights, _ in wakes])
         errors, self._errors = self._errors, []
         if errors:
             raise errors[0]
+
+    def _note_wakes(self, woken: list[Weights]) -> None:
+        """What was copied in, and all the time until it was there: pools wake beside it, and KV
+        comes."""
+        began_ns, self._began_ns = self._began_ns, None
+        size_bytes = sum(weights.bytes for weights in woken if not weights.asleep)
+        if began_ns is not None and size_bytes:
+            self._residency.rates.note("wake", size_bytes, (self._clock() - began_ns) / 1e6)
 
     def _wake(self, weights: Weights) -> None:
         assert weights.handle is not None

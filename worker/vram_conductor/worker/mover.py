@@ -275,6 +275,7 @@ class Mover:
     def keep_promises(self) -> None:
         """Give back what backups take of the room that was promised to parked states: the least
         recently used ones go, and weights that sleep are unloaded with them."""
+        self._loader.reconsider()
         for model in self._loader.plan_backups().drop:
             weights = self._residency.weights[model]
             if weights.asleep:

@@ -64,7 +64,7 @@ class Weights:
         scratch_bytes: what each live context takes beyond its buffers: estimated, and measured
             (``scratch_measured``) once one has computed.
         lent_bytes: host memory that is kept for its backup.
-        unbackable: the host refused a backup; it is not asked again before the next load.
+        unbackable: a backup was refused; it is not tried again before the next LOAD.
         load_ms: what the last load took.
         readers: preparations that read its vocabulary on another thread: it stays loaded.
         doomed: no agent is left; it goes when the last reader has.
