@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,7 +27,7 @@ from vram_conductor.protocol.commands import (
     WorkerOk,
     WorkerWelcome,
 )
-from vram_conductor.protocol.errors import Code, ErrorInfo
+from vram_conductor.protocol.errors import Code, ErrorInfo, Internal
 from vram_conductor.protocol.values import (
     AgentKey,
     ConversationKey,
@@ -40,8 +41,9 @@ from vram_conductor.worker.core import Core
 from vram_conductor.worker.digest import Digester
 from vram_conductor.worker.exits import EXIT_TEMPORARY
 from vram_conductor.worker.kvstore import KVStore
+from vram_conductor.worker.lane import InlineLanes, Lanes, ThreadLanes
 from vram_conductor.worker.link import Arrived, ReadyWanted, Refused, SessionLost
-from vram_conductor.worker.loop import EngineLoop, Identity, Inbox, Stop
+from vram_conductor.worker.loop import EngineLoop, Identity, Inbox, Stop, Wake
 from vram_conductor.worker.outbox import Sent
 from vram_conductor.worker.resolver import Resolver
 
@@ -69,18 +71,23 @@ class Samples:
 class Life:
     """One life of a worker; messages that it sends are in ``sent``."""
 
-    def __init__(self, folder: Path, worker_epoch: int = 7) -> None:
+    def __init__(self, folder: Path, worker_epoch: int = 7, *, threads: bool = False) -> None:
         self.sent: list[Any] = []
         self.leave_after: type[Any] | None = None
         self.inbox: Inbox = queue.SimpleQueue()
         self.store = KVStore(ArenaDir(folder, "cpu"), 1 << 26)
-        engine = FakeEngine([SPEC], FakeDevice())
+        self.engine = engine = FakeEngine([SPEC], FakeDevice())
+        self.lanes: Lanes = InlineLanes()
+        if threads:
+            self.lanes = ThreadLanes(lambda: self.inbox.put(Wake()))
         core = Core(
             engine,
             self.store,
             worker_epoch=worker_epoch,
             clock=time.monotonic_ns,
             draw_seed=lambda: 1,
+            lanes=self.lanes,
+            prefetch=threads,
         )
         self.digester = Digester(enabled=False)
         resolver = Resolver(Catalogue(), folder, folder, [])
@@ -156,6 +163,7 @@ class Life:
         return code
 
     def close(self) -> None:
+        self.lanes.close()
         self.digester.close()
         self.store.close()
 
@@ -163,9 +171,9 @@ class Life:
         return [message for message in self.sent if isinstance(message, kind)]
 
 
-@pytest.fixture
-def life(tmp_path: Path) -> Iterator[Life]:
-    made = Life(tmp_path / "arenas")
+@pytest.fixture(params=["inline", "threads"])
+def life(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Life]:
+    made = Life(tmp_path / "arenas", threads=request.param == "threads")
     yield made
     made.close()
 
@@ -261,7 +269,7 @@ def test_progress_is_what_the_watchdog_sees(life: Life) -> None:
     life.run_job()
     life.leave(after=RunDone)
     steps, busy = life.loop.progress()
-    assert steps >= 5
+    assert steps >= 3, "a load, and at least two batches"
     assert not busy
 
 
@@ -281,4 +289,59 @@ def test_a_process_that_keeps_memory_makes_room_for_a_new_one(short_tmp: Path) -
     life.send = done  # type: ignore[method-assign]
     assert life.loop.run() == EXIT_TEMPORARY
     assert life.store.meta(MAIN) is not None
+    life.close()
+
+
+def test_a_device_that_computes_nothing_any_more_ends_the_loop(life: Life) -> None:
+    def poisoned(batch: object) -> None:
+        raise Internal("decode_failed", "poisoned")
+
+    life.engine.faults.decode = poisoned
+    life.welcome()
+    life.load()
+    for name in ("main", "side"):
+        life.command(
+            Run,
+            job=1,
+            conversation=ConversationKey("local", "coder", name),
+            prompt="abc",
+            version=0,
+            transcript_tokens=0,
+        )
+    assert life.loop.run() == 75
+    assert len(life.of(Failed)) == 1, "the last one is left to the next process"
+
+
+def test_nobody_is_told_what_is_where_while_it_is_moved(tmp_path: Path) -> None:
+    life = Life(tmp_path / "arenas", threads=True)
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow(path: str) -> None:
+        begun.set()
+        assert go_on.wait(20)
+
+    life.engine.faults.load = slow
+    life.welcome()
+    load = life.load()
+    thread = threading.Thread(target=life.loop.run)
+    thread.start()
+    assert begun.wait(20)
+    before = len(life.of(Residency))
+    life.inbox.put(ReadyWanted())
+    taken = life.command(Budget, budget_bytes=1 << 20)
+    # Both are in, and neither is answered; the loop sleeps.
+    deadline = time.monotonic() + 20
+    while not life.inbox.empty():
+        assert time.monotonic() < deadline
+    assert not life.of(Ready)
+    assert not life.of(WorkerOk)
+    assert len(life.of(Residency)) == before
+    go_on.set()
+    life.leave_after = Ready
+    thread.join(20)
+    assert not thread.is_alive()
+    assert [found.op for found in life.of(Loaded)] == [load]
+    assert taken in [found.op for found in life.of(WorkerOk)]
+    assert life.of(Ready)[0].memory.own_bytes > 0
+    assert len(life.of(Residency)) > before
     life.close()
