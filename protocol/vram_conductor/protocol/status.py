@@ -99,8 +99,9 @@ class DeviceStatus(StatusStruct, frozen=True, kw_only=True):
         leases: those of the principal who asks, by their end.
         worker: None while the device has none; then ``absent_ms`` says for how long.
         swaps: how often a conversation's KV was moved, since the worker's start.
-        rates: what moves took, by kind: ``wake_weights``, ``sleep_weights``, ``wake_pool``,
-            ``sleep_pool``, ``back_up``, ``load``, ``open_pool``, ``state_out``, ``state_in``.
+        rates: what moves took, by kind: ``wake``, ``wake_weights``, ``sleep_weights``,
+            ``wake_pool``, ``sleep_pool``, ``back_up``, ``load``, ``open_pool``, ``state_out``,
+            ``state_in``.
     """
 
     device: str

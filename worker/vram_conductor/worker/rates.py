@@ -10,6 +10,7 @@ from typing import Literal
 from vram_conductor.protocol.values import MoveRate
 
 Kind = Literal[
+    "wake",
     "wake_weights",
     "sleep_weights",
     "wake_pool",
@@ -20,7 +21,8 @@ Kind = Literal[
     "state_out",
     "state_in",
 ]
-"""``wake_*`` and ``sleep_*``: with addresses unchanged; ``load``, ``open_pool``: made anew;
+"""``wake_*`` and ``sleep_*``: with addresses unchanged; ``wake``: the weights that wake together,
+until the last of them, their pools and their KV are there; ``load``, ``open_pool``: made anew;
 ``state_*``: KV of one conversation between a slot and shared memory."""
 
 

@@ -1,0 +1,38 @@
+"""What moves are said to have taken."""
+
+from __future__ import annotations
+
+from core_driver import Driver
+from fake_engine import ModelSpec
+from fake_store import MemoryStore
+
+from vram_conductor.protocol.commands import Loaded
+from vram_conductor.protocol.values import PoolShape
+from vram_conductor.worker.rates import Rates
+
+MODELS = [ModelSpec("one"), ModelSpec("two")]
+
+
+def test_a_wake_is_told_by_its_parts_and_as_a_whole() -> None:
+    room = MODELS[0].pool_bytes(PoolShape(200, 1)) + 100
+    driver = Driver(MODELS, budget_bytes=room, store=MemoryStore(), sleepable=True)
+    for spec in MODELS:
+        assert isinstance(driver.load(spec.model, spec.model), Loaded)
+    for turn in range(3):
+        for spec in MODELS:
+            driver.say(spec.model, f"turn {turn}")
+    rates = driver.core.residency.rates.report()
+    assert rates["wake"].count == rates["wake_weights"].count >= 4
+    assert rates["wake"].bytes == rates["wake_weights"].bytes
+    assert rates["wake"].ms >= rates["wake_weights"].ms
+    assert rates["wake_pool"].count > 0
+
+
+def test_small_moves_count_and_say_nothing_about_a_rate() -> None:
+    rates = Rates()
+    prior = rates.expect_ms("state_in", 1 << 24)
+    rates.note("state_in", 1, 5.0)
+    assert rates.expect_ms("state_in", 1 << 24) == prior
+    rates.note("state_in", 1 << 24, 2.0)
+    assert rates.expect_ms("state_in", 1 << 24) == 2.0
+    assert rates.report()["state_in"].count == 2
