@@ -103,6 +103,14 @@ def test_switch_really_switches(models: list[str], tmp_path: Path) -> None:
     assert found["resume"] > 0
     assert found["third_rate"] > 0
     assert data["beside"]["switches"] > 0
+    parts = data["timeshare"]["a"]["parts"]["resident"]
+    assert 0 < parts["prefill_ms"][0] < parts["ttft_ms"][0]
+    # On threads a worker brings early what is parked, and the bench sees that it has.
+    assert found["prefetched"] is not None
+    assert not any(data["prefetched"]["swap_bytes"])
+    beside = data["prefetch_beside"]
+    assert beside["prefetches"] > 0
+    assert beside["prefetched_bytes"] >= beside["prefetches"] << 18
 
 
 @pytest.mark.real

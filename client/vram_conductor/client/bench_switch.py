@@ -9,8 +9,15 @@ from vram_conductor.client.bench_setting import Setting, ask_worker
 from vram_conductor.client.bench_sizes import survey
 from vram_conductor.client.bench_switch_beside import beside
 from vram_conductor.client.bench_switch_kv import kv
-from vram_conductor.client.bench_switch_scene import N_CTX, Switching, cast_one, cast_two
+from vram_conductor.client.bench_switch_scene import (
+    N_CTX,
+    Switching,
+    cast_full,
+    cast_one,
+    cast_two,
+)
 from vram_conductor.client.bench_switch_turns import prefetched, turns
+from vram_conductor.client.bench_switch_wakes import wakes
 from vram_conductor.protocol.errors import ConductorError
 
 
@@ -29,11 +36,15 @@ def measure(setting: Setting, report: BenchReport, say: Callable[[str], None]) -
     report.data["reference"] = reference
     say("sizes")
     n_ctx = N_CTX[setting.kind]
-    casts = [cast_one(small, large, third, n_ctx), cast_two(small, large, n_ctx // 2)]
-    one, two = survey(setting, casts)
-    switching = Switching(setting, report, say, small, large, third, reference, one, two)
+    casts = [
+        cast_one(small, large, third, n_ctx),
+        cast_two(small, large, n_ctx // 2),
+        cast_full(small, large, setting.kind),
+    ]
+    one, two, full = survey(setting, casts)
+    switching = Switching(setting, report, say, small, large, third, reference, one, two, full)
     _reference_rows(switching)
-    for part in (turns, beside, prefetched, kv):
+    for part in (turns, wakes, beside, prefetched, kv):
         if setting.left_s < 5:
             report.notes.append(f"{part.__name__} was left out: the time was over")
             continue

@@ -6,7 +6,7 @@ from vram_conductor.client.bench_bed import Bed, open_bed
 from vram_conductor.client.bench_report import median
 from vram_conductor.client.bench_sizes import Role, register, roomy_bytes
 from vram_conductor.client.bench_switch_beside import Busy, stream_for
-from vram_conductor.client.bench_switch_scene import Switching
+from vram_conductor.client.bench_switch_scene import BESIDE, Switching
 from vram_conductor.client.bench_switch_turns import PREFETCHED_MS
 from vram_conductor.client.bench_turns import alternate, between, fill, gb_s, short_turn
 from vram_conductor.protocol.values import MoveRate
@@ -25,7 +25,8 @@ def kv(switching: Switching) -> None:
     tokens = KV_BYTES[switching.setting.kind] // per_token
     n_ctx = max(switching.n_ctx, tokens + SPARE_TOKENS)
     cast = [Role("x", large, n_ctx), Role("y", large, n_ctx)]
-    with open_bed(switching.setting, "reserve", roomy_bytes(switching.setting)) as bed:
+    room = roomy_bytes(switching.setting)
+    with open_bed(switching.setting, "reserve", room, worker=BESIDE) as bed:
         register(bed, [*cast, Role("c", switching.third, switching.n_ctx)])
         _same_model(switching, bed)
         _large_states(switching, bed, tokens)
@@ -91,7 +92,9 @@ def _prefetch_beside(switching: Switching, bed: Bed, tokens: int) -> None:
     setting, n_max = switching.setting, switching.n_ctx - 256
     seconds = 2.0 if setting.on_cuda else 0.2
     switching.say("a third agent beside prefetches")
-    control, fetching, moved, loops = [], [], 0, 0
+    alone = stream_for(bed, "c", seconds, n_max).tokens_per_s()
+    control, fetching = [], []
+    came, loops = MoveRate(), 0
     for _ in range(setting.number(cuda=3, cpu=1)):
         for agent in ("x", "y"):
             bed.conductor.reset(agent)
@@ -101,23 +104,33 @@ def _prefetch_beside(switching: Switching, bed: Bed, tokens: int) -> None:
         before = bed.rates()
         with Busy(lambda index: _take_and_free(bed, index)) as busy:
             fetching.append(stream_for(bed, "c", seconds, n_max).tokens_per_s())
-        rate = between(before, bed.rates()).get("state_in")
-        moved, loops = moved + (rate.count if rate else 0), loops + busy.count
+        more = between(before, bed.rates()).get("state_in", MoveRate())
+        came = MoveRate(
+            count=came.count + more.count, bytes=came.bytes + more.bytes, ms=came.ms + more.ms
+        )
+        loops += busy.count
     switching.report.data["prefetch_beside"] = {
+        "alone_tokens_per_s": alone,
         "control_tokens_per_s": control,
         "fetching_tokens_per_s": fetching,
-        "prefetches": moved,
+        "prefetches": came.count,
+        "prefetched_bytes": came.bytes,
+        "prefetching_ms": round(came.ms, 3),
         "loops": loops,
     }
     seen = median(fetching) / median(control) if median(control) else 0.0
+    size = came.bytes / came.count / (1 << 20) if came.count else 0.0
     switching.add(
         "prefetch_rate",
         f"rate of {switching.third.name} while another agent's KV is prefetched, over without",
-        100 * seen if moved else None,
+        100 * seen if came.count else None,
         "%",
         wanted=switching.wanted(BESIDE_SHARE),
         relation=">=",
-        note=f"{moved} prefetches in {loops} rounds" if moved else "the worker prefetched nothing",
+        note=f"{came.count} prefetches of {size:.0f} MiB in {loops} rounds; "
+        f"{median(fetching):.0f} of {median(control):.0f} tokens/s, {alone:.0f} with nobody else"
+        if came.count
+        else f"nothing was prefetched in {loops} rounds",
     )
 
 

@@ -10,9 +10,15 @@ from vram_conductor.client.bench_bed import Bed
 from vram_conductor.client.bench_report import BenchReport, Figure
 from vram_conductor.client.bench_setting import BenchModel, Setting
 from vram_conductor.client.bench_sizes import Role, Sizes
+from vram_conductor.protocol.values import DeviceKind
 
 CONTEXT_TOKENS = {"cuda": 640, "cpu": 200}
 N_CTX = {"cuda": 8192, "cpu": 1024}
+N_CTX_LARGE = {"cuda": 65_536, "cpu": 4096}
+"""Of the small model where its pool is to take the room of the other's weights and pool."""
+
+BESIDE = 'lanes = "threads"'
+"""For the worker's section: what is brought early needs threads, also on a cpu."""
 
 
 @dataclass
@@ -23,6 +29,7 @@ class Switching:
         small, large: the two models that take turns; ``third`` streams beside them.
         reference: what the hardware copies, see the worker's ``bench rates``.
         one, two: sizes with one slot per pool, and with two for the small model's.
+        full: sizes of the two models with a large context for the small one.
     """
 
     setting: Setting
@@ -34,6 +41,7 @@ class Switching:
     reference: dict[str, Any]
     one: Sizes
     two: Sizes
+    full: Sizes
 
     @property
     def n_ctx(self) -> int:
@@ -50,6 +58,10 @@ class Switching:
     def cast_two(self) -> list[Role]:
         """Two agents with a slot each on the small model, one on the large one."""
         return cast_two(self.small, self.large, self.n_ctx // 2)
+
+    def cast_full(self) -> list[Role]:
+        """Two models; the small one's pool is so large that nothing of the other's fits beside."""
+        return cast_full(self.small, self.large, self.setting.kind)
 
     def wanted(self, value: float) -> float | None:
         """Wishes are for a GPU."""
@@ -78,3 +90,8 @@ def cast_two(small: BenchModel, large: BenchModel, n_ctx: int) -> list[Role]:
     """See :class:`Switching`."""
     roles = [Role(agent, small, n_ctx, slots=2) for agent in ("a1", "a2")]
     return [*roles, Role("b", large, n_ctx)]
+
+
+def cast_full(small: BenchModel, large: BenchModel, kind: DeviceKind) -> list[Role]:
+    """See :class:`Switching`."""
+    return [Role("a", small, N_CTX_LARGE[kind]), Role("b", large, N_CTX[kind])]

@@ -46,6 +46,11 @@ class Pair:
         return median([turn.usage.swap.ms for turn in self.switched])
 
     @property
+    def computed_ms(self) -> float:
+        """Median of what computing a resident agent's prompt took, as the worker says."""
+        return median([turn.usage.prefill_ms for turn in self.resident])
+
+    @property
     def tokens(self) -> float:
         """Median length of what was switched to."""
         return median([turn.usage.prompt_tokens for turn in self.switched])
@@ -54,10 +59,18 @@ class Pair:
         return [turn.ttft_ms for turn in turns]
 
     def plain(self) -> dict[str, object]:
-        """For the JSON."""
+        """For the JSON. ``parts`` of the times to first token: receipt by the broker to STARTED
+        (moves included), computing the prompt, receipt to the first token."""
         return {
             "switched_ms": [round(turn.ttft_ms, 3) for turn in self.switched],
             "resident_ms": [round(turn.ttft_ms, 3) for turn in self.resident],
+            "parts": {
+                name: {
+                    part: [round(getattr(turn.usage, part), 3) for turn in turns]
+                    for part in ("queue_ms", "prefill_ms", "ttft_ms")
+                }
+                for name, turns in (("switched", self.switched), ("resident", self.resident))
+            },
             "swap_ms": [round(turn.usage.swap.ms, 3) for turn in self.switched],
             "swap_bytes": [turn.usage.swap.bytes for turn in self.switched],
             "evicted": [turn.usage.swap.evicted for turn in self.switched[-2:]],
