@@ -115,7 +115,7 @@ def _check(config: Config) -> None:
     broker = config.broker
     positive = (
         "default_n_ctx worker_inflight queued_jobs_max queued_jobs_per_agent_max heartbeat_ms "
-        "estimate_timeout_ms load_timeout_ms sample_max_age_ms"
+        "estimate_timeout_ms load_timeout_ms lease_wait_ms sample_max_age_ms"
     )
     for name in positive.split():
         if getattr(broker, name) < 1:

@@ -58,7 +58,6 @@ class Samples:
     def welcomed(self, device: Device, ready: Ready) -> None:
         """A worker was welcomed: its numbers passed ``check_numbers``."""
         device.info = ready.device
-        device.memory = ready.memory
         device.ledger.reconfigure(device_spec(self._state.config, device, ready))
         device.ledger.set_base(ready.base_bytes)
         for parked in ready.parked:
@@ -73,11 +72,13 @@ class Samples:
         except ConductorError as error:
             self._state.log("error", "bad_residency", device=device.id, reason=error.reason)
             return
-        device.residency, device.memory = report, report.memory
+        device.residency = report
         device.places = {place.conversation: place for place in report.places}
         self._book_lines(device, report)
         is_fresh = self._observe(device, report.memory)
         self._book_base(device, report, is_fresh=is_fresh)
+        # What is there may let jobs in that wait here.
+        self._state.dispatch_due.add(device.id)
 
     def _observe(self, device: Device, memory: Memory) -> bool:
         """Take a sample; False if it is older than the one held, or too old to count."""
@@ -86,10 +87,10 @@ class Samples:
         before = ledger.budget_bytes
         was_stale = ledger.sample_is_stale(now_ns)
         is_newer = ledger.observe(memory.foreign_bytes, now_ns - memory.age_ms * MS)
+        if is_newer:
+            device.memory = memory
         if ledger.budget_bytes > before or was_stale:
             self._state.admission_due.add(device.id)
-        if ledger.budget_bytes != before:
-            self._state.dispatch_due.add(device.id)
         self._commander.send_budget(device)
         return is_newer and not ledger.sample_is_stale(now_ns)
 
