@@ -8,7 +8,7 @@ from vram_conductor.broker.shell.metrics import SNAPSHOT_NS, Shell, Tally
 from vram_conductor.protocol.commands import Ready, RunDone, RunTokens
 from vram_conductor.protocol.errors import Code, ErrorInfo
 from vram_conductor.protocol.messages import Error, Pong
-from vram_conductor.protocol.status import DeviceStatus, LedgerStatus, StatusReport
+from vram_conductor.protocol.status import DeviceStatus, LeaseStatus, LedgerStatus, StatusReport
 from vram_conductor.protocol.values import DeviceInfo, Memory, Usage
 
 REPORT = StatusReport(
@@ -24,6 +24,17 @@ REPORT = StatusReport(
             resident_bytes=40,
             memory=Memory(used_bytes=45, own_bytes=40, foreign_bytes=5),
             swaps=9,
+            leases=[
+                LeaseStatus(
+                    principal=principal,
+                    name="train",
+                    device="cpu",
+                    bytes=size,
+                    state="held",
+                    ttl_s=60,
+                )
+                for principal, size in (("local", 7), ("other", 8))
+            ],
         )
     ],
 )
@@ -118,3 +129,10 @@ def test_gauges_come_from_one_report_a_second() -> None:
     assert fed.value("bytes", device="cpu", what="host_cap") == 50
     assert fed.value("worker_up", device="cpu") == 0
     assert fed.value("swaps", device="cpu") == 9
+
+
+def test_leases_are_gauges() -> None:
+    fed = Fed()
+    fed.feed(Tick())
+    assert fed.value("bytes", device="cpu", what="leases") == 15
+    assert fed.value("leases", device="cpu") == 2

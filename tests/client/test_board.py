@@ -9,6 +9,7 @@ import pytest
 
 from vram_conductor.client.board import render
 from vram_conductor.client.board_agents import CONVERSATIONS_SHOWN_MAX, render_agents, who
+from vram_conductor.client.doctor import leases_text
 from vram_conductor.protocol.errors import Code, ErrorInfo
 from vram_conductor.protocol.status import (
     AgentStatus,
@@ -353,3 +354,11 @@ def test_the_mechanism_and_why() -> None:
     )
     drawn = " ".join(render(report(devices=[device(worker=worker)]), 100).split())
     assert "idle; vmm-sleep: weights and pools sleep and wake at the same addresses" in drawn
+
+
+def test_the_doctor_says_what_leases_hold() -> None:
+    assert leases_text(report()) == ""
+    lines = [Line("lease:local/a", 800 * MIB), Line("lease:others", 200 * MIB), Line("base", 1)]
+    ledger = LedgerStatus(cap_bytes=2048 * MIB, promised_bytes=1000 * MIB, lines=lines)
+    found = leases_text(report(devices=[device(), device(promised=ledger, device="cuda:0")]))
+    assert found == "; 2 leases hold 1000 MiB of cuda:0"
