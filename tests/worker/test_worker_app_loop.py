@@ -345,3 +345,10 @@ def test_nobody_is_told_what_is_where_while_it_is_moved(tmp_path: Path) -> None:
     assert life.of(Ready)[0].memory.own_bytes > 0
     assert len(life.of(Residency)) > before
     life.close()
+
+
+def test_another_ready_tells_the_base_that_has_grown(tmp_path: Path) -> None:
+    life = Life(tmp_path)
+    assert life.loop.ready().base_bytes == 0
+    life.loop._core.residency.base_bytes += 5
+    assert life.loop.ready().base_bytes == 5

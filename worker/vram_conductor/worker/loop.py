@@ -289,7 +289,8 @@ class EngineLoop:
             build=identity.build,
             device=info,
             memory=self._sampler.sample(self._core.report().own_bytes),
-            base_bytes=identity.base_bytes,
+            # It may have grown since the start: a second READY must not admit on less.
+            base_bytes=self._core.residency.base_bytes,
             mechanism=identity.mechanism,
             mechanism_note=identity.mechanism_note,
             parked=self._core.adopted(),
