@@ -94,30 +94,48 @@ def bars(axes: Any, rows: Sequence[Figure], label: str) -> None:
 
 
 def leak(pyplot: Any, report: BenchReport) -> None:
-    """Memory in use over time, against the cap."""
-    page, axes = pyplot.subplots(figsize=(12, 5))
-    on_cuda = report.device.startswith("cuda")
-    for name in ("watch", "walk"):
-        watch = report.data.get(name)
-        if not watch:
-            continue
-        axes.plot(watch["s"], [used / MIB for used in watch["bytes"]], linewidth=0.8, label=name)
-        if on_cuda and watch["lines"]:
+    """Memory in use over time, against the cap: the switches, and the random steps."""
+    names = [name for name in ("watch", "walk") if report.data.get(name)]
+    page, found = pyplot.subplots(1, max(1, len(names)), figsize=(14, 5), squeeze=False)
+    caps = {"watch": "cap_bytes", "walk": "walk_cap_bytes"}
+    for axes, name in zip(_flat(found), names, strict=True):
+        _in_use(axes, report, report.data[name], report.data.get(caps[name]))
+    page.suptitle("memory in use over many switches, and over random steps")
+    page.tight_layout(rect=_ROOM)
+
+
+def _flat(found: Any) -> list[Any]:
+    """The plots of a page with one row."""
+    return list(found[0])
+
+
+def _in_use(axes: Any, report: BenchReport, watch: Any, cap_bytes: int | None) -> None:
+    axes.plot(watch["s"], [used / MIB for used in watch["bytes"]], linewidth=0.8, label="in use")
+    if report.device.startswith("cuda"):
+        if watch["lines"]:
             times, sizes = zip(*watch["lines"], strict=True)
             label = "the worker's lines and what others use"
             axes.plot(times, [size / MIB for size in sizes], ".", color=GOOD, label=label)
-        for mark in watch["marks"]:
-            axes.axvline(mark["s"], color=LIMIT, linewidth=0.6, linestyle=":")
-            axes.text(mark["s"], 0.02, f" {mark['what']}", transform=axes.get_xaxis_transform())
-    if on_cuda:
-        limit = (report.data["cap_bytes"] + report.data["foreign_bytes"]) / MIB
-        axes.axhline(limit, color=BAD, linestyle="--", label="cap (and what others use)")
+        if cap_bytes is not None:
+            limit = (cap_bytes + report.data["foreign_bytes"]) / MIB
+            axes.axhline(limit, color=BAD, linestyle="--", label="cap (and what others use)")
+    for mark in watch["marks"]:
+        axes.axvline(mark["s"], color=LIMIT, linewidth=0.6, linestyle=":")
+        # Upright, before their line: some follow one another closely.
+        axes.text(
+            mark["s"],
+            0.02,
+            mark["what"],
+            transform=axes.get_xaxis_transform(),
+            rotation=90,
+            ha="right",
+            va="bottom",
+            fontsize=7,
+        )
     axes.set_ylim(bottom=0)
     axes.set_xlabel("s")
     axes.set_ylabel("MiB in use")
-    axes.legend()
-    page.suptitle("memory in use over many switches")
-    page.tight_layout(rect=_ROOM)
+    axes.legend(fontsize=7, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3)
 
 
 def estimate(pyplot: Any, report: BenchReport) -> None:
