@@ -14,7 +14,7 @@ import pytest
 from gguf_models import Spec, make_model
 from scene import CHATTY, SMOL, Scene, model, refusal, some_tokens
 
-from vram_conductor.protocol.errors import Code, ErrorInfo
+from vram_conductor.protocol.errors import LEDGER_DENY, Code, ErrorInfo
 from vram_conductor.protocol.ids import new_rid
 from vram_conductor.protocol.limits import PREAMBLE
 from vram_conductor.protocol.messages import Error
@@ -250,3 +250,52 @@ def test_a_version_that_has_passed(scene: Scene) -> None:
         error = refusal(lambda: scene.run("version", [300], expect_version=7))
         assert (error.code, error.reason) == (Code.ABORTED, "version_mismatch")
     assert scene.run("version", [300], expect_version=1, max_tokens=1).usage.state_version == 2
+
+
+# --- LEASE ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fields", "code", "reason"),
+    [
+        ({"bytes": 0}, Code.INVALID_ARGUMENT, "bad_value"),
+        ({"bytes": -1}, Code.INVALID_ARGUMENT, "bad_value"),
+        ({"bytes": 1 << 62}, Code.OUT_OF_RANGE, LEDGER_DENY),
+        ({"bytes": (1 << 63) - 1}, Code.OUT_OF_RANGE, "limit_exceeded"),
+        ({"bytes": (1 << 64) - 1}, Code.OUT_OF_RANGE, "limit_exceeded"),
+        ({"bytes": 1e9}, Code.INVALID_ARGUMENT, "bad_message"),
+        ({"bytes": float("nan")}, Code.INVALID_ARGUMENT, "bad_message"),
+        ({"bytes": "3 GB"}, Code.INVALID_ARGUMENT, "bad_message"),
+        ({"ttl_s": 0}, Code.INVALID_ARGUMENT, "bad_value"),
+        ({"ttl_s": -60}, Code.INVALID_ARGUMENT, "bad_value"),
+        ({"ttl_s": float("nan")}, Code.INVALID_ARGUMENT, "bad_message"),
+        ({"ttl_s": float("inf")}, Code.INVALID_ARGUMENT, "bad_message"),
+        ({"ttl_s": 1 << 40}, Code.OUT_OF_RANGE, "limit_exceeded"),
+        ({"name": "../train"}, Code.INVALID_ARGUMENT, "bad_name"),
+        ({"name": "local/train"}, Code.INVALID_ARGUMENT, "bad_name"),
+        ({"name": "x" * 65}, Code.OUT_OF_RANGE, "limit_exceeded"),
+        ({"device": "cuda:99"}, Code.NOT_FOUND, "no_such_device"),
+        ({"release": True}, Code.NOT_FOUND, "no_such_lease"),
+        ({"park": 1}, Code.INVALID_ARGUMENT, "bad_message"),
+    ],
+)
+def test_leases_that_make_no_sense(
+    fields: dict[str, Any], code: Code, reason: str, scene: Scene
+) -> None:
+    client = scene.raw()
+    before = scene.books()
+    whole = {"t": "LEASE", "rid": new_rid(), "name": "train", "bytes": 1000, **fields}
+    client.socket.send_multipart([PREAMBLE, msgpack.packb(whole)])
+    error = client.expect(Error).error
+    assert (error.code, error.reason) == (code, reason)
+    assert scene.device().leases == []
+    assert scene.books() == before
+
+
+def test_nonsense_leases_disturb_nobody(scene: Scene) -> None:
+    with scene.undisturbed():
+        client = scene.raw()
+        for size in (0, -1, 1 << 62, float("nan")):
+            whole = {"t": "LEASE", "rid": new_rid(), "name": "train", "bytes": size}
+            client.socket.send_multipart([PREAMBLE, msgpack.packb(whole)])
+            client.expect(Error)
