@@ -26,7 +26,8 @@ RUNNING = 3
 
 LOOK_EVERY = 50
 PROBLEMS_MAX = 20
-LEASE_S = 5.0
+LEASE_S = 45.0
+"""Longer than the broker waits for room: it says what is wrong."""
 
 REFUSALS = frozenset(
     {
