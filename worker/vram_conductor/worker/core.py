@@ -17,7 +17,7 @@ from vram_conductor.protocol.commands import (
     WorkerOk,
     WorkerWelcome,
 )
-from vram_conductor.protocol.errors import DeadlineExceeded
+from vram_conductor.worker import deadlines
 from vram_conductor.worker.agents import Agents
 from vram_conductor.worker.dispatch import Dispatch, draining
 from vram_conductor.worker.ends import Ends
@@ -103,27 +103,35 @@ class Core:
         traffic.landed = ends.settle
         has_scratch = engine.device_kind == "cuda"
         self._agents = Agents(residency, jobs, mover, traffic, clock, has_scratch=has_scratch)
-        self._preparing = preparing = Preparing(
-            preparer or InlinePreparer(),
-            jobs,
-            ends,
-            draw_seed,
-            self._agents.released,
-            traffic.moves_weights,
-        )
+        released, barred = self._agents.released, traffic.moves_weights
+        preparer = preparer or InlinePreparer()
+        self._preparing = Preparing(preparer, jobs, ends, draw_seed, released, barred)
+        self._wire(parking, clock, slice_ns, batch_tokens, prefetch=prefetch)
+        residency.note(sorted(store.keys()))
+
+    def _wire(
+        self,
+        parking: Parking,
+        clock: Callable[[], int],
+        slice_ns: int,
+        batch_tokens: int,
+        *,
+        prefetch: bool,
+    ) -> None:
+        """What decides what happens next."""
+        residency, jobs, outbox = self.residency, self.jobs, self.outbox
+        ends, mover, store, traffic = self._ends, self._mover, self._store, self._traffic
+        preparing = self._preparing
         seating = Seating(residency, mover, parking, ends, outbox, clock, preparing, traffic)
-        self._turns = Turns(residency, jobs, preparing, seating, traffic, slice_ns)
+        self._turns = turns = Turns(residency, jobs, preparing, seating, traffic, slice_ns)
         self._prefetching = (
-            Prefetching(residency, jobs, mover, store, self._turns, traffic, clock)
-            if prefetch
-            else None
+            Prefetching(residency, jobs, mover, store, turns, traffic, clock) if prefetch else None
         )
         self._finishing = Finishing(mover, parking, ends, self._streams, self._health, clock)
         self._steps = Steps(jobs, traffic, self._finishing, clock, batch_tokens)
         self._dispatch = Dispatch(
             residency, jobs, self._agents, ends, parking, store, outbox, clock, preparing, traffic
         )
-        self.residency.note(sorted(store.keys()))
 
     # --- for the shell ------------------------------------------------------------------------
 
@@ -179,16 +187,10 @@ class Core:
 
     def wake_ns(self) -> int | None:
         """When :meth:`step` has something to do though no command came; None: never."""
-        times = [
-            job.deadline_ns
-            for job in self.jobs
-            if job.deadline_ns is not None and job.verdict is None
-        ]
-        times += [self._sweep_ns] if self._sweep_ns is not None and not self.hauling else []
+        times = [deadlines.next_ns(self.jobs), self._streams.next_ns()]
+        times += [self._sweep_ns] if not self.hauling else []
         times += [self._dispatch.drain_ns] if self._dispatch.drains else []
-        joined_ns = self._streams.next_ns()
-        times += [joined_ns] if joined_ns is not None else []
-        return min(times, default=None)
+        return min((at for at in times if at is not None), default=None)
 
     def settle(self) -> None:
         """Wait until nothing is under way."""
@@ -261,17 +263,8 @@ class Core:
             self._traffic.retire([k for k, p in self.residency.pools.items() if p.handle])
 
     def _expire(self, now_ns: int) -> None:
-        for job in self.jobs:
-            if job.verdict is None and job.deadline_ns is not None and now_ns >= job.deadline_ns:
-                error = DeadlineExceeded(
-                    "timeout",
-                    f"not finished within {job.run.timeout_ms} ms; {job.generated} tokens were "
-                    "generated; allow more time or ask for fewer tokens",
-                    timeout_ms=job.run.timeout_ms,
-                    generated_tokens=job.generated,
-                    waiting=self.why_waiting(job),
-                )
-                self._ends.failed(job, error)
+        for job in deadlines.overdue(self.jobs, now_ns):
+            self._ends.failed(job, deadlines.timed_out(job, self.why_waiting(job)))
         if self._sweep_ns is not None and now_ns >= self._sweep_ns and not self.hauling:
             self._sweep_ns = None
             self._agents.sweep()
