@@ -13,6 +13,8 @@ from typing import Protocol
 from vram_conductor.worker.vmm.library import Vmm
 
 KIB, MIB = 1 << 10, 1 << 20
+PIECE = 40 << 10
+"""What the tests' own library copies in at a time."""
 
 
 class Device(Protocol):
@@ -58,6 +60,7 @@ class Counts(ctypes.Structure):
             "in_bytes",
             "out_bytes",
             "synchronised",
+            "ahead_bytes",
         )
     ]
 

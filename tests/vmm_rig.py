@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from vmm_device import PIECE
 
 from vram_conductor.protocol.errors import FailedPrecondition
 from vram_conductor.worker.vmm import build
@@ -65,8 +66,10 @@ class Rig:
 
 def vmm_library(folder: Path) -> Path:
     """The preload library as the product's flags make it, without a warning, but for one thing:
-    its pinned memory comes in pieces of 64 KiB, so that there are several of them."""
-    return compile_c(list(build.SOURCES), folder / "vmm.so", *build.LIBRARIES, "-DCHUNK=65536")
+    pinned memory comes in pieces of 64 KiB and is copied in pieces of 40, so that there are
+    several of them."""
+    sizes = ["-DCHUNK=65536", f"-DPIECE={PIECE}"]
+    return compile_c(list(build.SOURCES), folder / "vmm.so", *build.LIBRARIES, *sizes)
 
 
 def stub_rig(folder: Path) -> Rig:

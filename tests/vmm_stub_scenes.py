@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable
 
 import pytest
-from vmm_device import KIB, MIB, StubDevice
+from vmm_device import KIB, MIB, PIECE, StubDevice
 from vmm_scenes import clear, fill, intact
 
 from vram_conductor.protocol.errors import FailedPrecondition, ResourceExhausted
@@ -46,6 +46,18 @@ def a_backup_is_made_once_and_only_what_is_wanted_comes_back(device: StubDevice)
     assert copied(device, lambda: vmm.wake(tag)) == (size, 0)
     assert copied(device, lambda: vmm.sleep(tag, keep=False)) == (0, 0)
     assert copied(device, lambda: vmm.wake(tag)) == (0, 0)
+    clear(device, held)
+
+
+@scene
+def little_is_under_way_at_once_so_that_others_get_their_turn(device: StubDevice) -> None:
+    vmm, tag = device.vmm, device.vmm.new_tag()
+    held = fill(device, tag, MIB, 5000, 3 * PIECE)
+    vmm.back_up(tag)
+    vmm.sleep(tag, keep=True)
+    vmm.wake(tag)
+    assert PIECE <= device.counts().ahead_bytes <= 2 * PIECE
+    intact(device, held)
     clear(device, held)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import json
 import sys
+import threading
 import time
 from collections.abc import Callable
 
@@ -16,6 +17,9 @@ from vmm_device import MIB, CudaDevice
 
 SIZES_MIB = (64, 196, 418, 664, 1024)
 TIMES = 7
+SMALL_PIECES, SMALL_BYTES = 48, 192 << 10
+PER_THREAD = 2
+"""The runtime's name for the calling thread's own stream."""
 
 
 def best_s(work: Callable[[], object]) -> float:
@@ -82,6 +86,49 @@ def moves(device: CudaDevice, size: int) -> dict[str, float]:
     }
 
 
+def small_copies_s(device: CudaDevice, host: ctypes.c_void_p, address: int) -> float:
+    """As for a small conversation's KV: pieces of a few hundred KiB, each of them waited for."""
+    stream, runtime = ctypes.c_void_p(PER_THREAD), device.runtime
+    begun = time.perf_counter()
+    for at in range(0, SMALL_PIECES * SMALL_BYTES, SMALL_BYTES):
+        place = ctypes.c_void_p((host.value or 0) + at)
+        assert not runtime.cudaMemcpyAsync(address + at, place, SMALL_BYTES, 1, stream)
+        assert not runtime.cudaStreamSynchronize(stream)
+    return time.perf_counter() - begun
+
+
+def beside(device: CudaDevice, size: int) -> dict[str, float]:
+    """Small copies while a block of ``size`` bytes wakes, beside the same ones alone."""
+    vmm, tag, runtime, host = device.vmm, device.vmm.new_tag(), device.runtime, ctypes.c_void_p()
+    void, length = ctypes.c_void_p, ctypes.c_size_t
+    runtime.cudaMemcpyAsync.argtypes = [void, void, length, ctypes.c_int, void]
+    runtime.cudaStreamSynchronize.argtypes = [void]
+    assert not runtime.cudaHostAlloc(host, SMALL_PIECES * SMALL_BYTES, 0)
+    address = device.malloc(SMALL_PIECES * SMALL_BYTES)
+    with vmm.region(tag):
+        block = device.malloc(size)
+    vmm.back_up(tag)
+    alone_s = best_s(lambda: small_copies_s(device, host, address))
+    together, wakes = [], []
+    for _ in range(TIMES):
+        vmm.sleep(tag, keep=True)
+        begun = time.perf_counter()
+        thread = threading.Thread(target=lambda: vmm.wake(tag))
+        thread.start()
+        time.sleep(0.002)  # memory is mapped by then, and copies are under way
+        together.append(small_copies_s(device, host, address))
+        thread.join()
+        wakes.append(time.perf_counter() - begun)
+    assert device.free(block) == device.free(address) == 0
+    assert not runtime.cudaFreeHost(host)
+    return {
+        "beside_mib": size // MIB,
+        "wake_ms": round(1e3 * min(wakes), 3),
+        "small_alone_ms": round(1e3 * alone_s, 3),
+        "small_beside_ms": round(1e3 * min(together), 3),
+    }
+
+
 def main() -> None:
     device = CudaDevice()
     rates = copy_rates(device, 512 * MIB)
@@ -90,6 +137,7 @@ def main() -> None:
         row = moves(device, mib * MIB)
         row["of_pinned_percent"] = round(100 * row["wake_gb_s"] / rates["in_gb_s"], 1)
         sys.stdout.write(json.dumps(row) + "\n")
+    sys.stdout.write(json.dumps(beside(device, 664 * MIB)) + "\n")
 
 
 if __name__ == "__main__":

@@ -20,18 +20,26 @@ enum { UNIT = 64 << 10, SLOTS = 4096 };
 
 typedef struct { int fd, released, mappings; size_t bytes; } Memory;
 typedef struct { Address at; size_t bytes; Memory *memory; int readable; } Range;
-typedef struct Copy { struct Copy *next; void *to; const void *from; size_t bytes; } Copy;
+typedef struct Copy {
+    struct Copy *next;
+    void *to;
+    const void *from;
+    size_t bytes;
+    int in; /* to the device */
+} Copy;
 typedef struct { Copy *first, **last; } Stream;
 
 struct counts {
     uint64_t calls, ranges, memories, used_bytes, host_blocks, host_bytes, streams, pushed;
     uint64_t in_bytes, out_bytes, synchronised;
+    uint64_t ahead_bytes; /* the most that was on its way in at once */
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct counts now;
 static Range ranges[SLOTS];
 static Stream *streams[SLOTS];
+static uint64_t ahead_bytes;
 static struct { void *at; size_t bytes; } host[SLOTS];
 static size_t cap = (size_t)64 << 20, host_cap = (size_t)256 << 20;
 static char armed[64];
@@ -352,6 +360,7 @@ static void finish(Stream *stream)
     for (Copy *copy = stream->first, *next; copy; copy = next) {
         if (copy->from) memcpy(copy->to, copy->from, copy->bytes);
         else memset(copy->to, 0, copy->bytes);
+        if (copy->in) ahead_bytes -= copy->bytes;
         next = copy->next;
         free(copy);
     }
@@ -408,11 +417,13 @@ R cuCtxSynchronize(void)
 static R queue(Stream *stream, void *to, const void *from, size_t bytes, uint64_t *count)
 {
     Copy *copy = calloc(1, sizeof *copy);
-    *copy = (Copy){.to = to, .from = from, .bytes = bytes};
+    *copy = (Copy){.to = to, .from = from, .bytes = bytes, .in = count == &now.in_bytes};
     pthread_mutex_lock(&lock);
     *stream->last = copy;
     stream->last = &copy->next;
     *count += bytes;
+    if (copy->in) ahead_bytes += bytes;
+    if (ahead_bytes > now.ahead_bytes) now.ahead_bytes = ahead_bytes;
     pthread_mutex_unlock(&lock);
     return OK;
 }

@@ -32,6 +32,9 @@
 #ifndef CHUNK
 #define CHUNK ((size_t)64 << 20) /* pinning holds the driver's locks: in pieces others get a turn */
 #endif
+#ifndef PIECE
+#define PIECE ((size_t)4 << 20) /* copied in at a time: small copies of others wait for so much */
+#endif
 
 /* --- the driver interface (cuda.h), as far as it is used ------------------------------------- */
 
@@ -108,7 +111,7 @@ typedef struct Tag {
     int users; /* calls that have it in hand, under `registry` */
     pthread_mutex_t lock;
     CUcontext context;
-    CUstream stream; /* of its copies; made at the first */
+    CUstream stream, second; /* of its copies; made at the first */
     Block *blocks;
     uint64_t wake_map_ns, wake_copy_ns;
 } Tag;
@@ -315,9 +318,28 @@ static CUresult drop(Block *b, Failure *why)
     return SUCCESS;
 }
 
-static CUresult need_stream(Tag *tag, Failure *why)
+static CUresult need_streams(Tag *tag, Failure *why)
 {
-    return tag->stream ? SUCCESS : TRY(why, cuStreamCreate, &tag->stream, NON_BLOCKING);
+    CUresult r = SUCCESS;
+    if (!tag->stream) r = TRY(why, cuStreamCreate, &tag->stream, NON_BLOCKING);
+    if (r == SUCCESS && !tag->second) r = TRY(why, cuStreamCreate, &tag->second, NON_BLOCKING);
+    return r;
+}
+
+/* Also after a failure: copies may be under way. */
+static CUresult finish_streams(Tag *tag, Failure *why, CUresult before)
+{
+    CUresult first = SUCCESS, second = SUCCESS;
+    if (tag->stream) first = TRY(why, cuStreamSynchronize, tag->stream);
+    if (tag->second) second = TRY(why, cuStreamSynchronize, tag->second);
+    return before != SUCCESS ? before : first != SUCCESS ? first : second;
+}
+
+static CUresult drop_stream(CUstream *stream)
+{
+    CUresult r = *stream ? cu.cuStreamDestroy(*stream) : SUCCESS;
+    if (r == SUCCESS) *stream = NULL;
+    return r;
 }
 
 /* Pinned memory for the block, and the copies into it under way. */
@@ -337,12 +359,22 @@ static CUresult copy_out(Tag *tag, Block *b, Failure *why)
     return r;
 }
 
+/* Two pieces are under way at any time, on two streams: the bus is never idle, and what others copy
+ * meanwhile (KV that comes back, the inputs of a decode) gets its turn after a piece or two. All
+ * of it queued at once would be in front of them, for milliseconds. */
 static CUresult copy_in(Tag *tag, Block *b, Failure *why)
 {
     CUresult r = SUCCESS;
-    for (size_t i = 0; i < b->chunks && r == SUCCESS; i++)
-        r = TRY(why, cuMemcpyHtoDAsync, b->address + i * CHUNK, b->chunk[i], chunk_bytes(b, i),
-                tag->stream);
+    size_t turn = 0;
+    for (size_t i = 0; i < b->chunks; i++)
+        for (size_t at = 0; at < chunk_bytes(b, i) && r == SUCCESS; at += PIECE) {
+            size_t left = chunk_bytes(b, i) - at;
+            CUstream stream = turn++ % 2 ? tag->second : tag->stream;
+            r = TRY(why, cuStreamSynchronize, stream); /* of its last piece */
+            if (r == SUCCESS)
+                r = TRY(why, cuMemcpyHtoDAsync, b->address + i * CHUNK + at,
+                        (const char *)b->chunk[i] + at, left < PIECE ? left : PIECE, stream);
+        }
     return r;
 }
 
@@ -359,16 +391,13 @@ static int back_up(Tag *tag, Failure *why)
         need += b->asked;
     }
     if (!need) return OK;
-    r = need_stream(tag, why);
+    r = need_streams(tag, why);
     for (Block *b = tag->blocks; b && r == SUCCESS; b = b->next)
         if (!b->backed_up) {
             b->fresh = true;
             r = copy_out(tag, b, why);
         }
-    if (tag->stream) { /* also after a failure: copies may be under way */
-        CUresult finished = TRY(why, cuStreamSynchronize, tag->stream);
-        if (r == SUCCESS) r = finished;
-    }
+    r = finish_streams(tag, why, r);
     for (Block *b = tag->blocks; b; b = b->next) {
         if (b->fresh && r == SUCCESS) b->backed_up = true;
         if (b->fresh && r != SUCCESS) drop(b, why);
@@ -389,15 +418,11 @@ static CUresult wake_blocks(Tag *tag, Failure *why, uint64_t *map_ns)
         r = map(b, why);
         *map_ns += clock_ns() - begun;
         b->fresh = b->mapped;
-        if (r == SUCCESS) r = need_stream(tag, why);
+        if (r == SUCCESS) r = need_streams(tag, why);
         if (r == SUCCESS && b->kept) r = copy_in(tag, b, why);
         else if (r == SUCCESS) r = TRY(why, cuMemsetD8Async, b->address, 0, b->bytes, tag->stream);
     }
-    if (tag->stream) {
-        CUresult finished = TRY(why, cuStreamSynchronize, tag->stream);
-        if (r == SUCCESS) r = finished;
-    }
-    return r;
+    return finish_streams(tag, why, r);
 }
 
 static int wake(Tag *tag, Failure *why)
@@ -505,9 +530,9 @@ static CUresult free_block(Tag *tag, Block *b)
     if (b->mapped) r = cu.cuCtxSynchronize();
     if (r == SUCCESS && b->mapped) r = unmap(b, NULL);
     if (r == SUCCESS) r = drop(b, NULL);
-    if (r == SUCCESS && tag->blocks == b && !b->next && tag->stream) {
-        r = cu.cuStreamDestroy(tag->stream);
-        if (r == SUCCESS) tag->stream = NULL;
+    if (tag->blocks == b && !b->next) {
+        if (r == SUCCESS) r = drop_stream(&tag->stream);
+        if (r == SUCCESS) r = drop_stream(&tag->second);
     }
     if (r == SUCCESS) r = cu.cuMemAddressFree(b->address, b->bytes);
     if (r != SUCCESS) return r;
