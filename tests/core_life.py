@@ -26,6 +26,7 @@ from hypothesis.stateful import (
 from vram_conductor.protocol.commands import Failed, RunDone
 from vram_conductor.protocol.errors import Internal, ResourceExhausted
 from vram_conductor.protocol.values import Message, PoolShape, Sampling
+from vram_conductor.worker.seating import MOST_REFUSALS
 from vram_conductor.worker.streams import Joining
 
 MODELS = [
@@ -290,13 +291,21 @@ class Life(RuleBasedStateMachine):
 
 class Sleep(Life):
     """A life in which models and pools can sleep, on a device that others use too: no byte beyond
-    the budget, and nothing is left behind."""
+    the budget, and nothing is left behind.
+
+    Attributes:
+        met: refusals of the device itself while a job was under way, by op.
+    """
 
     models = [
         replace(spec, scratch_bytes=size) for spec, size in zip(MODELS, (9, 0, 17), strict=True)
     ]
     sleepable = True
     fine = FINE | {"pool_failed", "load_failed", "wake_failed"}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.met: dict[int, int] = {}
 
     @rule(
         what=st.sampled_from(["wake", "wake", "back_up", "sleep", "broken wake"]),
@@ -315,10 +324,17 @@ class Sleep(Life):
                 setattr(faults, which, lambda: None)
             if what == "wake":
                 raise ResourceExhausted("wake_failed", "others have it", retryable=True)
+            for op in list(self.driver.attempts):
+                self.met[op] = self.met.get(op, 0) + 1
             reason = {"back_up": "backup_failed", "sleep": "sleep_failed"}.get(what, "wake_failed")
             raise Internal(reason, "once")
 
         setattr(faults, which, fail)
+
+    def _check(self, op: int, attempt: Attempt) -> None:
+        super()._check(op, attempt)
+        if isinstance(attempt.end, Failed) and attempt.end.error.reason == "wake_failed":
+            assert self.met.get(op, 0) > MOST_REFUSALS, "it was to be planned anew"
 
     @rule(taken=st.integers(0, 300))
     def others(self, taken: int) -> None:

@@ -426,7 +426,9 @@ class FakeModel:
         self.engine.device.spend(0.5)
 
     def wake(self) -> None:
-        assert self.asleep
+        assert self.loaded
+        if not self.asleep:
+            return
         self.engine.faults.wake()
         device = self.engine.device
         device.check_free(self.measured_bytes, ResourceExhausted, "wake_failed")

@@ -6,14 +6,15 @@ import threading
 from dataclasses import replace
 
 import pytest
-from core_driver import GREEDY, Attempt, Driver
-from fake_engine import FakeEngine, ModelSpec, reference
+from core_driver import GREEDY, Attempt, Driver, LanesKind
+from fake_engine import FakeEngine, FakeModel, ModelSpec, reference
 from fake_store import MemoryStore
 
 from vram_conductor.protocol.commands import Failed, Loaded
 from vram_conductor.protocol.errors import Internal, ResourceExhausted
 from vram_conductor.protocol.values import PoolShape
 from vram_conductor.worker.job import Receipt
+from vram_conductor.worker.seating import MOST_REFUSALS
 from vram_conductor.worker.world import BackUp
 
 MODELS = [
@@ -35,12 +36,25 @@ def right(driver: Driver, attempt: Attempt, model: str) -> bool:
     return attempt.ids == expected[: len(attempt.ids)] and len(attempt.ids) > 0
 
 
-def three(budget_bytes: int = ROOM_FOR_ONE, store: MemoryStore | None = None) -> Driver:
+def three(
+    budget_bytes: int = ROOM_FOR_ONE,
+    store: MemoryStore | None = None,
+    lanes: LanesKind = "inline",
+) -> Driver:
     """Three models on one device."""
-    driver = Driver(MODELS, budget_bytes=budget_bytes, store=store, sleepable=True)
+    driver = Driver(MODELS, budget_bytes=budget_bytes, store=store, sleepable=True, lanes=lanes)
     for spec in MODELS:
         assert isinstance(driver.load(spec.model, spec.model), Loaded)
     return driver
+
+
+def books(driver: Driver) -> None:
+    """What is counted is what is taken."""
+    residency = driver.core.residency
+    residency.validate()
+    assert driver.device.allocated_bytes == residency.resident_bytes()
+    lent = sum(weights.lent_bytes for weights in residency.weights.values())
+    assert driver.device.pinned_bytes == driver.store.lent_bytes == lent
 
 
 def turns(driver: Driver, rounds: int = 3) -> None:
@@ -197,8 +211,11 @@ def test_a_job_that_waits_for_memory_keeps_its_deadline() -> None:
 
 
 @pytest.mark.parametrize(("after", "loads"), [(0, 4), (1, 3)], ids=["weights", "pool"])
-def test_a_device_that_refuses_a_wake_costs_one_job(after: int, loads: int) -> None:
-    driver = three()
+@pytest.mark.parametrize("lanes", ["inline", "lockstep"])
+def test_a_device_that_refuses_a_wake_costs_time_and_no_job(
+    after: int, loads: int, lanes: LanesKind
+) -> None:
+    driver = three(lanes=lanes)
     turns(driver, 1)
     asked = [0]
 
@@ -208,10 +225,128 @@ def test_a_device_that_refuses_a_wake_costs_one_job(after: int, loads: int) -> N
             raise Internal("wake_failed", "not now")
 
     driver.engine.faults.wake = refused
-    failed = driver.finish(driver.run("full", prompt="abc"))[0]
-    assert failed.failed.error.reason == "wake_failed"
+    attempt = driver.finish(driver.run("full", prompt="abc", continue_=True))[0]
+    assert right(driver, attempt, "full")
+    assert not attempt.done.usage.reprefilled_tokens
+    books(driver)
     turns(driver)
     assert len(driver.engine.loads) == loads
+    books(driver)
+
+
+@pytest.mark.parametrize("lanes", ["inline", "lockstep"])
+def test_a_device_that_refuses_every_wake_is_served_by_loading(lanes: LanesKind) -> None:
+    driver = three(lanes=lanes)
+    turns(driver, 1)
+
+    def refused() -> None:
+        raise Internal("wake_failed", "never")
+
+    driver.engine.faults.wake = refused
+    turns(driver)
+    books(driver)
+    assert len(driver.engine.loads) > 6
+
+
+def test_weights_that_are_read_and_cannot_be_woken_cost_their_job_after_some_tries() -> None:
+    driver = three()
+    turns(driver, 1)
+    asked = [0]
+
+    def refused() -> None:
+        asked[0] += 1
+        raise Internal("wake_failed", "never")
+
+    driver.engine.faults.wake = refused
+    driver.core.residency.weights["full"].readers = 1
+    failed = driver.finish(driver.run("full", prompt="abc", continue_=True))[0]
+    assert failed.failed.error.reason == "wake_failed"
+    # The pool was asked, too, and closed.
+    assert asked[0] == 1 + 1 + MOST_REFUSALS
+    assert right(driver, driver.say("chain", "abc"), "chain")
+    books(driver)
+    driver.core.residency.weights["full"].readers = 0
+    turns(driver)
+    books(driver)
+
+
+@pytest.mark.parametrize("times", [1, 99])
+def test_weights_that_are_read_and_refuse_to_sleep_stay_awake(times: int) -> None:
+    driver = three()
+    turns(driver, 1)
+    read = driver.core.residency.weights["chain"]
+    assert read.resident
+    handle, left = read.handle, [times]
+    assert isinstance(handle, FakeModel)
+    whole = handle.sleep
+
+    def refused() -> None:
+        if not left[0]:
+            whole()
+            return
+        left[0] -= 1
+        raise Internal("sleep_failed", "not now")
+
+    handle.sleep = refused  # type: ignore[method-assign]
+    read.readers = 1
+    attempt = driver.finish(driver.run("full", prompt="abc", continue_=True))[0]
+    if times > MOST_REFUSALS:
+        assert attempt.failed.error.reason == "sleep_failed"
+        assert left[0] == times - 1 - MOST_REFUSALS
+        assert read.resident
+    else:
+        assert right(driver, attempt, "full")
+    books(driver)
+    read.readers = left[0] = 0
+    turns(driver)
+
+
+def test_weights_that_lost_memory_in_a_sleep_that_failed_are_not_computed_with() -> None:
+    driver = three()
+    turns(driver, 1)
+    read = driver.core.residency.weights["chain"]
+    handle = read.handle
+    assert isinstance(handle, FakeModel)
+    whole = handle.sleep
+
+    def half_way() -> None:
+        whole()
+        handle.sleep = whole  # type: ignore[method-assign]
+        raise Internal("sleep_failed", "half-way")
+
+    def refused() -> None:
+        driver.engine.faults.wake = lambda: None
+        raise Internal("wake_failed", "nor back")
+
+    handle.sleep = half_way  # type: ignore[method-assign]
+    driver.engine.faults.wake = refused
+    read.readers = 1
+    attempt = driver.finish(driver.run("full", prompt="abc", continue_=True))[0]
+    assert right(driver, attempt, "full")
+    assert read.asleep
+    books(driver)
+    read.readers = 0
+    turns(driver)
+
+
+def test_an_agent_is_admitted_though_what_it_shares_cannot_be_woken() -> None:
+    driver = three(3 * ROOM_FOR_ONE)
+    turns(driver, 1)
+    driver.budget(0)
+    driver.budget(3 * ROOM_FOR_ONE)
+    assert driver.core.residency.pools["full@f16"].asleep
+    asked = [0]
+
+    def refused() -> None:
+        asked[0] += 1
+        raise Internal("wake_failed", "never")
+
+    driver.engine.faults.wake = refused
+    assert isinstance(driver.load("again", "full", n_ctx=20), Loaded)
+    assert asked[0]
+    books(driver)
+    assert right(driver, driver.say("again", "abc"), "full")
+    turns(driver)
 
 
 @pytest.mark.parametrize(("after", "loads"), [(0, 4), (1, 3)], ids=["weights", "pool"])

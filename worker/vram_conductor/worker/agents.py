@@ -12,7 +12,7 @@ from vram_conductor.protocol.errors import ConductorError
 from vram_conductor.protocol.values import PoolShape
 from vram_conductor.worker.job import Receipt
 from vram_conductor.worker.jobs import Jobs
-from vram_conductor.worker.loader import waits
+from vram_conductor.worker.loader import given_up, waits
 from vram_conductor.worker.mover import Mover
 from vram_conductor.worker.planner import Plan, plan_open, plan_shrink, plan_weights
 from vram_conductor.worker.residency import Agent, PoolState, Residency, Weights, pool_key
@@ -167,8 +167,9 @@ class Agents:
                 try:
                     yield opening.moves, pool.key
                 except ConductorError as error:
-                    # Others have the memory just now; it will be asked for at the first use.
-                    if not waits(error):
+                    # Others have the memory just now, or what cannot be woken was given up; it
+                    # will be asked for at the first use.
+                    if not waits(error) and not given_up(error):
                         raise
         fits = pool.shape == pool.want
         return Sizes(

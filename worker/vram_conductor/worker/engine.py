@@ -197,12 +197,13 @@ class Model(Protocol):
         """Give the device's memory back; the backup keeps the contents, addresses stay. Pools stay
         open; their states can still be read, but nothing computes until :meth:`wake`.
 
-        Raises ConductorError ``sleep_failed``.
+        Raises ConductorError ``sleep_failed``: a part of it may be given back; wake or close it.
         """
 
     def wake(self) -> None:
         """Take the memory again and copy the weights back. May run on another thread than what
-        happens to the model's pools meanwhile, as long as these do not compute.
+        happens to the model's pools meanwhile, as long as these do not compute. Nothing to do
+        where they are awake.
 
         Raises ConductorError ``wake_failed``: others have taken the memory; it still sleeps.
         """

@@ -51,6 +51,7 @@ class Job:
         settling: it has not been in a batch since it was placed, or is catching up.
         catching_up: KV of tokens that it had already is being computed again.
         front: it waits only while its pool is reopened.
+        refusals: how often the device refused to wake or to put to sleep what was moved for it.
         alone: a decode failed; it runs in batches of its own until one succeeds.
         verdict: it was told to end, and does so once nothing is under way where its KV is.
         unsent, unsent_text, sent_ns: tokens and text that wait to go out together, and when the
@@ -82,6 +83,7 @@ class Job:
     settling: bool = False
     catching_up: bool = False
     front: bool = False
+    refusals: int = 0
     alone: bool = False
     verdict: Callable[[], None] | None = None
     unsent: list[int] = field(default_factory=list)

@@ -157,6 +157,17 @@ class Loader:
         self._residency.rates.note("sleep_weights", weights.bytes, took_ms)
         self._residency.revision += 1
 
+    def restore(self, weights: Weights) -> None:
+        """After a sleep that failed, which may have taken a part of their memory: have them wholly
+        awake. Where that fails, too, they count as asleep, so that nobody computes with them."""
+        assert weights.handle is not None
+        try:
+            weights.handle.wake()
+        except ConductorError as error:
+            log.error("%s has lost device memory: %s", weights.path, error.info.message)
+            weights.asleep = True
+        self._residency.revision += 1
+
     def start_wake(self, weights: Weights) -> None:
         """Wake weights; on a GPU beside what else the caller does until :meth:`join`. Their
         bytes count from now on."""
@@ -208,6 +219,13 @@ class Loader:
             return
         took_ms = (self._clock() - begin) / 1e6
         self._residency.rates.note("wake_weights", weights.bytes, took_ms)
+
+
+def given_up(error: Exception) -> bool:
+    """Whether the device itself has refused to wake or to put to sleep. What it was about has been
+    unloaded or closed by then, if nobody reads it, and can be loaded or opened again."""
+    reasons = ("wake_failed", "sleep_failed", "backup_gone")
+    return isinstance(error, ConductorError) and error.reason in reasons and not error.retryable
 
 
 def waits(error: Exception) -> bool:

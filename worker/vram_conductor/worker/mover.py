@@ -82,8 +82,8 @@ class Mover:
 
         Raises:
             ConductorError: ``load_failed``, ``pool_failed``, ``wake_failed`` (see
-                ``loader.waits``), ``sleep_failed``, or the ledger's refusal with code
-                ``MEASURED``. What was done before it stays done and is consistent.
+                ``loader.waits`` and ``given_up``), ``sleep_failed``, or the ledger's refusal with
+                code ``MEASURED``. What was done before it stays done and is consistent.
         """
         try:
             self._carry_out(moves, receipt, reopen, meanwhile)
@@ -262,6 +262,7 @@ class Mover:
             self._loader.sleep(weights)
         except ConductorError as error:
             if weights.readers:
+                self._loader.restore(weights)
                 raise
             log.error("%s is unloaded instead: %s", weights.path, error.info.message)
             self.unload(weights, receipt)

@@ -6,6 +6,7 @@ before and after.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -13,9 +14,9 @@ from functools import partial
 from vram_conductor.protocol.commands import Started
 from vram_conductor.worker.ends import Ends
 from vram_conductor.worker.job import Job
-from vram_conductor.worker.loader import waits
+from vram_conductor.worker.loader import given_up, waits
 from vram_conductor.worker.mover import Mover
-from vram_conductor.worker.outbox import Outbox
+from vram_conductor.worker.outbox import Outbox, info_of
 from vram_conductor.worker.parking import Parking
 from vram_conductor.worker.planner import Plan
 from vram_conductor.worker.preparing import Preparing
@@ -23,6 +24,12 @@ from vram_conductor.worker.residency import Residency
 from vram_conductor.worker.reuse import Reuse
 from vram_conductor.worker.traffic import Haul, Touches, Traffic, touches
 from vram_conductor.worker.world import ClosePool
+
+log = logging.getLogger(__name__)
+
+MOST_REFUSALS = 2
+"""So often a job is planned anew after the device has refused to wake or to put to sleep; what it
+was is loaded or opened again then."""
 
 
 @dataclass
@@ -47,7 +54,8 @@ class Seating:
     """Seats jobs.
 
     Attributes:
-        refused: the last haul failed because others had taken the memory: the job waits on.
+        refused: the last haul failed, and the same would fail now: its job waits on. Others have
+            taken the memory, or what cannot be woken is still being read.
     """
 
     def __init__(
@@ -129,11 +137,11 @@ class Seating:
     def _finish(self, transfer: _Transfer, error: Exception | None) -> None:
         job, pool = transfer.job, transfer.job.pool
         self._residency.revision += 1
-        self.refused = error is not None and waits(error)
+        self.refused = False
         if self._traffic.parallel:
             transfer.now_ns = self._clock()
         if error is not None:
-            if not self.refused and job.verdict is None:
+            if not self._waits_on(job, error) and job.verdict is None:
                 self._ends.failed(job, error)
             return
         # A pool that was only reopened keeps its time slice.
@@ -150,6 +158,19 @@ class Seating:
         if transfer.plan.moves or transfer.reuse.restored or job.bringing_ms:
             pool.note_swap(job.bringing_ms + transfer.took_ms)
             job.bringing_ms = 0.0
+
+    def _waits_on(self, job: Job, error: Exception) -> bool:
+        """Whether a job whose moves have failed is planned anew."""
+        self.refused = waits(error)
+        if self.refused:
+            return True
+        if not given_up(error) or job.refusals == MOST_REFUSALS:
+            return False
+        job.refusals += 1
+        log.error("%s is planned anew: %s", job.conversation.key, info_of(error).message)
+        # What somebody reads cannot be unloaded before that is over.
+        self.refused = any(weights.readers for weights in self._residency.weights.values())
+        return True
 
     def _seat(self, job: Job, index: int, reuse: Reuse, now_ns: int) -> None:
         """The slot is the job's; say STARTED."""
