@@ -24,6 +24,10 @@ from vram_conductor.worker.world import BackUp
 
 log = logging.getLogger(__name__)
 
+CALM_NS = 1_000_000_000
+"""Backups are made when no job has come or gone for so long: pinning memory takes its time, and
+whoever needs something moved would have to wait for it."""
+
 AGAIN_NS = 1_000_000_000
 """After a refusal (others have taken the memory) nothing is brought early for so long."""
 
@@ -48,7 +52,9 @@ class Prefetching:
         self._turns = turns
         self._traffic = traffic
         self._clock = clock
-        self._fruitless: tuple[int, int] | None = None
+        self._fruitless: tuple[int, int, bool] | None = None
+        self._jobs_seen = -1
+        self._changed_ns = 0
         self._not_before_ns = 0
         self._vain: dict[ConversationKey, int] = {}
 
@@ -57,17 +63,20 @@ class Prefetching:
         traffic = self._traffic
         if traffic.haul is not None or traffic.held or now_ns < self._not_before_ns:
             return False
-        picture = self._jobs.revision, self._residency.revision
+        if self._jobs.revision != self._jobs_seen:
+            self._jobs_seen, self._changed_ns = self._jobs.revision, now_ns
+        calm = now_ns - self._changed_ns >= CALM_NS
+        picture = self._jobs.revision, self._residency.revision, calm
         if picture == self._fruitless:
             return False
-        found = self._plan(now_ns)
+        found = self._plan(now_ns, calm=calm)
         if found is None or not traffic.quiet(self._touches(found)[0]):
             self._fruitless = picture
             return False
         self._begin(found)
         return True
 
-    def _plan(self, now_ns: int) -> Prefetch | None:
+    def _plan(self, now_ns: int, *, calm: bool) -> Prefetch | None:
         return plan_prefetch(
             world(self._residency, self._jobs, now_ns),
             [
@@ -80,7 +89,7 @@ class Prefetching:
                 if self._may_bring(view)
             ],
             running_lanes=len({job.pool.key for job in self._jobs.running()}),
-            backups=self._mover.backups(),
+            backups=self._mover.backups() if calm else (),
         )
 
     def _may_bring(self, view: Waiter | ParkedView) -> bool:
