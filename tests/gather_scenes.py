@@ -107,6 +107,19 @@ def cells_that_take_turns_are_one_copy() -> None:
 
 
 @scene
+def whole_tensors_are_copies_of_their_own() -> None:
+    wide = 40 << 10
+    copier = Copier(4 * wide)
+    with copier.vmm.gathered():
+        for layer in range(3):
+            copier.out(layer * (wide + 12), layer * (wide + 4096), wide)
+    assert copier.counts() == (3, 1)
+    for layer in range(3):
+        there = copier.there.raw[layer * (wide + 4096) :][:wide]
+        assert copier.here.raw[layer * (wide + 12) :][:wide] == there
+
+
+@scene
 def any_sequence_of_copies_ends_as_it_would_have() -> None:
     rng = random.Random(20240607)
     for _ in range(300):

@@ -4,8 +4,8 @@
  * for every piece: some ten microseconds each, in which nothing is copied. Two sequences that
  * generate side by side take cells in turns, and then every cell is a piece of its own. Between
  * vmm_gather_begin() and vmm_gather_end() of a thread its copies between host and device are only
- * put on their stream, those that lie at regular distances as one, and the thread waits once, at
- * the end. Whoever gathers sees to it that nothing reads what is being copied before that.
+ * put on their stream, small ones that lie at regular distances as one, and the thread waits once,
+ * at the end. Whoever gathers sees to it that nothing reads what is being copied before that.
  *
  * Other threads, and everything outside of the two calls, meet the runtime's own functions. */
 #define _GNU_SOURCE
@@ -19,6 +19,7 @@ typedef int cudaError;
 typedef void *cudaStream;
 
 enum { SUCCESS = 0, NOT_INITIALIZED = 3, TO_DEVICE = 1, TO_HOST = 2 };
+#define ROW_MAX ((size_t)32 << 10) /* a wider piece takes longer to copy than to put on a stream */
 #define STEP_MAX ((size_t)1 << 30) /* a pitch of the runtime's 2D copy is below 2^31 */
 
 /* Rows of `width` bytes, each `to_step` and `from_step` behind the one before. */
@@ -95,7 +96,9 @@ static bool joins(uintptr_t to, uintptr_t from, size_t n)
         run->width += n;
         return true;
     }
-    if (n != run->width) return false;
+    /* Whole tensors stay copies of their own: one by one they go at the full rate of the bus, as rows
+     * at odd distances they do not. */
+    if (n != run->width || n > ROW_MAX) return false;
     if (run->rows == 1) {
         /* Backwards is further than any step. */
         if (to_step < n || from_step < n || to_step >= STEP_MAX || from_step >= STEP_MAX)
