@@ -33,6 +33,12 @@ from vram_conductor.worker.vram import NvmlSampler
 DEVICE = os.environ.get("VRAM_CONDUCTOR_TEST_DEVICE", "cuda:0")
 SEED = int(os.environ.get("VRAM_CONDUCTOR_TEST_SEED", "1"))
 HOST_BYTES = 8 << 30
+ALIKE = {
+    "full": Spec(arch="llama", n_embd=256, n_ff=2048),
+    "window": Spec(arch="gemma3", n_layer=14, n_ff=2048, tied=False),
+    "hybrid": Spec(arch="lfm2", n_layer=16, n_ff=2048),
+}
+"""Of about 24 MiB each, much more than their pools differ by: where one fits, two do not."""
 
 
 class Stage:
@@ -76,12 +82,19 @@ class Stage:
         return driver
 
     def room_for_one(self, driver: RealDriver) -> int:
-        """By what was measured; sleeping contexts keep their scratch."""
+        """By what was measured; sleeping contexts keep their scratch. The largest model's weights
+        and pool fit, and nothing of another beside them."""
         residency = driver.core.residency
         pools = [pool for pool in residency.pools.values() if pool.handle]
         assert len(pools) == len(self.files), "not everything was opened"
         most = max(pool.weights.bytes + pool.open_bytes for pool in pools)
         return self.base_bytes + most + sum(pool.weights.scratch_bytes for pool in pools)
+
+    def sizes(self, driver: RealDriver) -> dict[str, tuple[int, int]]:
+        """Weights and pool of every model, in bytes."""
+        pools = {pool.weights.model: pool for pool in driver.core.residency.pools.values()}
+        found = {name: pools[driver.identity(name)] for name in self.files}
+        return {name: (pool.weights.bytes, pool.open_bytes) for name, pool in found.items()}
 
     def close(self) -> None:
         self.store.close()
@@ -118,21 +131,23 @@ def rates(driver: RealDriver) -> dict[str, Any]:
 
 
 def tokens(turns: str, lanes: str) -> dict[str, Any]:
-    """Random switches between a full, a sliding-window and a hybrid model; what each says must be
-    what it says when nothing ever moves."""
-    specs = {
-        "full": Spec(arch="llama", n_embd=256, n_ff=512),
-        "window": Spec(arch="gemma3", n_layer=7, tied=False),
-        "hybrid": Spec(arch="lfm2"),
-    }
-    stage = Stage({name: make_model(spec) for name, spec in specs.items()}, 2048, lanes)
+    """Random switches between a full, a sliding-window and a hybrid model, to another one with
+    each turn; what each says must be what it says when nothing ever moves."""
+    stage = Stage({name: make_model(spec) for name, spec in ALIKE.items()}, 2048, lanes)
     draw = random.Random(SEED)
-    order = [draw.choice(list(specs)) for _ in range(int(turns))]
+    order = ["full"]
+    while len(order) < int(turns):
+        order.append(draw.choice([name for name in ALIKE if name != order[-1]]))
     still = stage.driver(tight=False)
     expected = [turn(still, name, index).ids for index, name in enumerate(order)]
     assert still.core.switches == still.core.swaps == 0
     still.leave()
     driver = stage.driver(tight=True)
+    sizes = stage.sizes(driver)
+    most = max(weights + pool for weights, pool in sizes.values())
+    for name, (weights, pool) in sizes.items():
+        others = [size for other, (size, _) in sizes.items() if other != name]
+        assert weights + pool + min(others) > most, f"two fit side by side: {sizes}"
     wrong = []
     for index, name in enumerate(order):
         attempt = turn(driver, name, index)
@@ -148,9 +163,10 @@ def tokens(turns: str, lanes: str) -> dict[str, Any]:
     return found
 
 
-def leak(switches: str, lanes: str, folder: str, *sizes: str) -> dict[str, Any]:
-    """Switches without end; what NVML says before, between and after."""
-    names = sizes or ("0.36B", "0.5B", "1.2B")
+def leak(switches: str, lanes: str, folder: str) -> dict[str, Any]:
+    """Switches without end; what NVML says before, between and after. Beside the largest model
+    nothing fits, and it comes with every second turn: every turn is a switch."""
+    names = ("0.36B", "1.2B", "0.5B", "1.2B")
     files = {name: make_random(name, Path(folder)) for name in names}
     stage = Stage(files, 2048, lanes)
     start, kernels = warmed(stage)
@@ -161,7 +177,7 @@ def leak(switches: str, lanes: str, folder: str, *sizes: str) -> dict[str, Any]:
     for index in range(int(switches)):
         name = names[index % len(names)]
         # Conversations are started anew before they are full.
-        if index % 150 >= 147:
+        if index % 200 < len(names):
             driver.forget(name)
         begin = time.perf_counter()
         turn(driver, name, index, n=1)
@@ -196,6 +212,9 @@ def asleep(lanes: str, folder: str) -> dict[str, Any]:
     weights = [driver.core.residency.weights[driver.identity(name)] for name in names]
     found: dict[str, Any] = {"asleep": [item.asleep for item in weights], "kernels_bytes": kernels}
     lent = stage.store.lent_bytes
+    handle = weights[0].handle
+    assert handle is not None
+    found["backup_bytes"] = handle.backup_bytes
     driver.unload(names[0])
     found["given_back_bytes"] = lent - stage.store.lent_bytes
     found["weights_bytes"] = weights[0].bytes

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 MIB = 1 << 20
+UNIT = 2 * MIB
 SCENES = Path(__file__).parent / "residency_scenes.py"
 CODE = "import runpy, sys; runpy.run_path(sys.argv.pop(1), run_name='__main__')"
 
@@ -32,8 +33,8 @@ def test_tokens_are_the_same_over_hundreds_of_random_switches(
 ) -> None:
     found = scene("tokens", "300", lanes)
     assert not found["wrong"], found
-    assert found["switches"] > 100, found
-    assert found["rates"]["wake_weights"]["count"] > 100, found
+    assert found["switches"] >= 295, found
+    assert found["rates"]["wake_weights"]["count"] >= 290, found
     assert found["rates"]["load"]["count"] == 3, "something was loaded twice"
     assert found["variety"] > 20, "models that repeat themselves prove nothing"
 
@@ -43,10 +44,11 @@ def test_a_thousand_switches_leave_nothing_behind(
 ) -> None:
     folder = random_model("0.36B").parent
     found = scene("leak", "1000", "lockstep", str(folder))
-    assert found["switches"] > 900, found
+    assert found["switches"] >= 990, found
     assert abs(found["growth_bytes"]) <= 4 * MIB, found
     assert found["left_bytes"] <= 4 * MIB, found
-    assert found["over_budget_bytes"] <= 0, found
+    # The driver's own: tables of the host memory that backups pin, 8 bytes for 4096.
+    assert found["over_budget_bytes"] <= 4 * MIB, found
     assert found["pinned_left_bytes"] == 0, found
 
 
@@ -55,6 +57,8 @@ def test_a_model_that_is_unloaded_in_its_sleep_gives_everything_back(
 ) -> None:
     found = scene("asleep", "inline", str(random_model("0.36B").parent))
     assert found["asleep"] == [True, False], found
-    assert found["given_back_bytes"] >= found["weights_bytes"], found
+    # Its backup is as large as its tensors; on the device they are rounded up to the unit.
+    assert found["given_back_bytes"] == found["backup_bytes"], found
+    assert 0 <= found["weights_bytes"] - found["backup_bytes"] < UNIT, found
     assert found["all_asleep_bytes"] <= 4 * MIB, found
     assert found["left_bytes"] <= 4 * MIB, found
