@@ -61,7 +61,6 @@ def alone(scene: Scene, agent: str, turns: Sequence[list[int]]) -> list[list[int
     """What the agent says when nothing ever has to leave: short turns, then a longer answer."""
     said = [scene.run(agent, ids, max_tokens=TOKENS).ids for ids in turns]
     said.append(scene.run(agent, turns[0], conversation="long", max_tokens=LONGER).ids)
-    assert len(set(said[-1])) > 10, "a model that repeats itself proves nothing"
     for name in ("main", "long"):
         scene.conductor.reset(agent, name)
     return said

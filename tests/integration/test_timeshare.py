@@ -44,6 +44,7 @@ def setting() -> Iterator[Setting]:
         for name, path in models.items():
             roomy.conductor.register(name, str(path), n_ctx=N_CTX)
             said[name] = alone(roomy, name, TURNS)
+            assert len(set(said[name][-1])) > 10, "a model that repeats itself proves nothing"
     device = StageDevice(capacity_bytes=capacity, host_cap_bytes=64 * MIB, mode="timeshare")
     with Scene(device) as scene:
         for name, path in models.items():
