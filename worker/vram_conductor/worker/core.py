@@ -249,8 +249,13 @@ class Core:
             placed = self._turns.place(now_ns)
             stepped = self._steps.step(now_ns)
             self._go_on_draining(now_ns)
-            self._tend_lanes(now_ns)
-            return took or placed or stepped
+            more = took or placed or stepped
+            if self._prefetching and self.outbox.waiting:
+                # What there is to say goes first: planning ahead would hold it up.
+                return True
+            if not more:
+                self._tend_lanes(now_ns)
+            return more
         finally:
             self._stepping = False
 

@@ -32,6 +32,11 @@ class Outbox:
         )
         self._messages.append((message, [] if raw is None else [raw]))
 
+    @property
+    def waiting(self) -> bool:
+        """Whether there are any."""
+        return bool(self._messages)
+
     def take(self) -> list[Sent]:
         """All messages, oldest first; the outbox is empty afterwards."""
         messages, self._messages = self._messages, []
