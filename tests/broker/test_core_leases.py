@@ -165,6 +165,20 @@ def test_jobs_that_do_not_fit_beside_it_wait_and_say_for_what_and_until_when() -
     it.client.done(rid)
 
 
+def test_who_waits_for_it_may_give_up_and_loses_nothing() -> None:
+    it = Setting()
+    it.held("train", CAP, ttl_s=30)
+    late = it.client.decode("coder", queue_ms=2_000)
+    dropped = it.client.decode("coder", timeout_ms=4_000)
+    cancelled = it.client.decode("coder")
+    it.client.send(m.Cancel(rid=cancelled))
+    assert it.client.error(cancelled).reason == "cancelled"
+    it.bench.advance(5_000)
+    assert it.client.error(late).reason == "queue_timeout"
+    assert it.client.error(dropped).reason == "timeout"
+    assert not it.worker.jobs
+
+
 def test_jobs_that_fit_beside_it_go_on() -> None:
     it = Setting()
     it.held("train", CAP - SMALL)

@@ -27,6 +27,7 @@ from vram_conductor.broker.ledger.decisions import (
     Stale,
 )
 from vram_conductor.broker.ledger.ledger import Ledger
+from vram_conductor.broker.ledger.obstacles import need_bytes, obstacle
 from vram_conductor.protocol.errors import AlreadyExists
 from vram_conductor.protocol.values import AgentKey, KVType, LedgerMode, PoolShape
 
@@ -450,6 +451,9 @@ class Ledgers(RuleBasedStateMachine):
             for (model, kv), _ in oracle.pools.items():
                 assert sizes[f"pool:{model}@{kv}"] == oracle.pool_bytes((model, kv))
             assert set(ledger.agents()) == set(oracle.members)
+            for agent in ledger.agents():
+                fits = need_bytes(ledger, agent) <= ledger.room_bytes
+                assert fits == (obstacle(ledger, agent) == "")
 
 
 def state(ledger: Ledger) -> tuple[object, ...]:

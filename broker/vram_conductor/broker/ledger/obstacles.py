@@ -26,6 +26,8 @@ def need_bytes(accounts: Accounts, agent: AgentKey) -> int:
 def obstacle(accounts: Accounts, agent: AgentKey) -> Lease | str:
     """Empty: the agent fits at least alone. A lease: the one with whose end it will, if they end
     in their order; or FOREIGN."""
+    if not accounts.over_bytes:
+        return ""  # all that is promised fits, so each agent does; asked once per waiting job
     room = accounts.room_bytes
     need = need_bytes(accounts, agent)
     if need <= room or not need:
