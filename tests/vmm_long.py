@@ -1,21 +1,21 @@
-"""``python -m vmm_long N``: a gigabyte sleeps and wakes N times; nothing is lost or left over."""
+"""``python -m vmm_long N MIB``: so much sleeps and wakes N times; nothing is lost or left over."""
 
 from __future__ import annotations
 
 import sys
 
 from vmm_device import MIB, open_device
-from vmm_scenes import clear, fill, intact, uses
+from vmm_scenes import clear, fill, intact, rounded, uses
 
 
 def main() -> None:
     device = open_device()
-    size = 1024 * MIB
+    times, size = int(sys.argv[1]), int(sys.argv[2]) * MIB
     keeps, empties = device.vmm.new_tag(), device.vmm.new_tag()
     held = fill(device, keeps, size, 3 * MIB)
-    spare = fill(device, empties, 256 * MIB)
+    spare = fill(device, empties, size // 4)
     used = device.used_bytes()
-    for _ in range(int(sys.argv[1])):
+    for _ in range(times):
         device.vmm.sleep(empties, keep=False)
         device.vmm.sleep(keeps, keep=True)
         device.vmm.wake(empties)
@@ -24,7 +24,7 @@ def main() -> None:
     assert intact(device, held)
     device.vmm.sleep(keeps, keep=True)
     clear(device, held, spare)
-    uses(device, used - size - (256 + 4) * MIB)
+    uses(device, used - rounded(device, size, 3 * MIB, size // 4))
 
 
 if __name__ == "__main__":

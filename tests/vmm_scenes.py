@@ -15,6 +15,8 @@ from vmm_device import KIB, MIB, Device, StubDevice, open_device
 
 from vram_conductor.protocol.errors import ResourceExhausted
 
+BLOCK = 8 * MIB
+
 Scene = Callable[[Device], None]
 SCENES: dict[str, Scene] = {}
 
@@ -26,8 +28,12 @@ def scene(play: Scene) -> Scene:
 
 
 def noise(size: int, seed: int) -> bytes:
-    """Bytes that nothing else has."""
-    return random.Random(seed).randbytes(size)
+    """Bytes that nothing else has. Long ones are one block over and over, each time turned a byte
+    further, so that none is like another and a gigabyte takes no minute."""
+    block = random.Random(seed).randbytes(min(size, BLOCK))
+    twice = memoryview(block * 2)
+    turned = [twice[at : at + BLOCK] for at in range(-(-size // BLOCK))]
+    return b"".join(turned)[:size] if len(turned) > 1 else block
 
 
 def fill(device: Device, tag: int, *sizes: int) -> dict[int, bytes]:

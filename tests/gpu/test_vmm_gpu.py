@@ -31,7 +31,7 @@ def test_scene(rig: Rig, name: str) -> None:
 
 def test_a_gigabyte_comes_and_goes_a_hundred_times(rig: Rig, used_bytes: Callable[[], int]) -> None:
     before = used_bytes()
-    rig.run("vmm_long", "100")
+    rig.run("vmm_long", "100", "1024")
     assert used_bytes() - before < 4 * MIB
 
 

@@ -22,6 +22,10 @@ def test_scene(rig: Rig, name: str) -> None:
     rig.run("vmm_scenes", name)
 
 
+def test_much_memory_comes_and_goes(rig: Rig) -> None:
+    rig.run("vmm_long", "5", "20")
+
+
 @pytest.mark.parametrize("name", list(STUB_SCENES))
 def test_scene_of_the_stand_in(rig: Rig, name: str) -> None:
     rig.run("vmm_stub_scenes", name)
