@@ -104,7 +104,11 @@ def test_ok_comes_when_the_worker_has_confirmed_and_a_sample_from_after_it_shows
 def test_it_ends_by_itself_and_the_worker_and_new_agents_get_the_bytes() -> None:
     it = Setting()
     it.held("train", 900, ttl_s=10)
-    assert it.client.error(it.client.register("more", "other")).details["leases_bytes"] == 900 * MIB
+    error = it.client.error(it.client.register("more", "other"))
+    assert error.details["leases_bytes"] == 900 * MIB
+    held = it.device().promised.promised_bytes - 900 * MIB
+    assert f"1 agent holds {held // MIB} MiB" in error.details["hint"]
+    assert "release leases or wait for their end (they hold 900 MiB)" in error.details["hint"]
     it.bench.advance(9_999)
     assert it.lines()
     assert it.device().budget_bytes == (CAP - 900) * MIB
@@ -272,6 +276,7 @@ def test_a_lease_beyond_the_cap_without_the_base_can_never_be() -> None:
     assert error.details["ledger_allocated_bytes"] == 24 * MIB
     assert error.details["short_by_bytes"] == 1
     assert "lease train never fits" in error.message
+    assert "ask for less" in error.message
     client.error(client.lease("train", limits.BYTES_MAX))
     assert bench.core.report(bench.now_ns).devices[0].leases == []
 
@@ -282,7 +287,7 @@ def test_other_leases_and_foreign_use_are_in_its_way_for_now() -> None:
     error = it.client.error(it.client.lease("two", 525 * MIB))
     assert (error.code, error.retryable) == (Code.RESOURCE_EXHAUSTED, True)
     assert error.details["short_by_bytes"] == 1 * MIB
-    assert "release other leases" in error.details["hint"]
+    assert "release leases" in error.details["hint"]
     assert "unregister" not in error.details["hint"]
     it.held("two", 524)
 

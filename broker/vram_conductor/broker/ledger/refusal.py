@@ -73,7 +73,8 @@ def _hint_bytes(deny: Deny) -> str:
         most = human_bytes(deny.ledger_max_bytes)
         start += f"{what} never fits: {deny.device} may hand out {most} in all; "
         if not ways:
-            ways.append("choose a smaller model or context")
+            lease = deny.code is DenyCode.CAP and deny.claim is None
+            ways.append("ask for less" if lease else "choose a smaller model or context")
     else:
         if deny.foreign_bytes:
             ways.append(
@@ -81,9 +82,9 @@ def _hint_bytes(deny: Deny) -> str:
             )
         if deny.leases_bytes:
             leased = human_bytes(deny.leases_bytes)
-            ways.append(f"release other leases or wait for their end (they hold {leased})")
+            ways.append(f"release leases or wait for their end (they hold {leased})")
         if deny.agents:
-            held = human_bytes(deny.ledger_allocated_bytes)
+            held = human_bytes(deny.ledger_allocated_bytes - deny.leases_bytes)
             who = "1 agent holds" if deny.agents == 1 else f"{deny.agents} agents hold"
             ways.append(f"unregister agents until {short} are free ({who} {held})")
     if not ways or deny.never:
