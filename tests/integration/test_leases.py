@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -12,7 +13,7 @@ import pytest
 from gguf_models import Spec
 from scene import MIB, WAIT_S, Scene, model, refusal, some_tokens, until
 
-from vram_conductor.client import Conductor
+from vram_conductor.client import AsyncConductor, Conductor
 from vram_conductor.client.stage import StageDevice
 from vram_conductor.protocol.errors import LEDGER_DENY, Code
 from vram_conductor.protocol.status import DeviceStatus, JobStatus
@@ -206,3 +207,29 @@ def test_a_worker_that_dies_meanwhile_comes_back_beside_it(scene: Scene) -> None
     second = reply.result(WAIT_S)
     assert [first.ids, second.ids] == expected[:2]
     assert second.usage.reprefilled_tokens == 0
+
+
+def test_asyncio_and_the_command_line(scene: Scene) -> None:
+    async def main() -> None:
+        async with (
+            AsyncConductor(scene.stage.endpoint) as conductor,
+            conductor.lease("train", CAPACITY, ttl_s=1) as lease,
+        ):
+            assert lease.info is not None
+            (device,) = (await conductor.status()).devices
+            within(device)
+            first = lease.info
+            while lease.info is first:
+                await asyncio.sleep(0.01)
+            assert lease.error is None
+
+    asyncio.run(asyncio.wait_for(main(), WAIT_S))
+    assert scene.device().leases == []
+    command = [sys.executable, "-m", "vram_conductor.client.cli", "lease", "train"]
+    where = ["--clients", scene.stage.endpoint]
+    done = subprocess.run([*command, "16 MiB", "--ttl", "2m", *where], check=True, text=True)
+    assert done.returncode == 0
+    (held,) = scene.device().leases
+    assert (held.bytes, held.ttl_s) == (16 * MIB, 120)
+    subprocess.run([*command, "--release", *where], check=True)
+    assert scene.device().leases == []
