@@ -129,6 +129,10 @@ class LateLanes:
             errand.carry_out(self._finished.append)
         return some > 0
 
+    def oldest(self) -> None:
+        """Let the one come back that has been under way for the longest."""
+        self.under_way.pop(0).carry_out(self._finished.append)
+
     def finished(self) -> list[Errand]:
         done, self._finished = self._finished, []
         return done

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from core_driver import GREEDY, MS, PATIENCE_S, Attempt, Driver
-from fake_engine import BOS, FakePool, ModelSpec, reference
+from core_driver import GREEDY, MS, PATIENCE_S, Attempt, Driver, LateLanes
+from fake_engine import BOS, FakeModel, FakePool, ModelSpec, reference
 
 from vram_conductor.protocol.commands import Failed, Load, Loaded, RunDone, Unload, WorkerOk
 from vram_conductor.protocol.errors import Internal
@@ -375,6 +375,63 @@ def test_a_pool_that_computes_without_end_is_held_for_whoever_takes_its_room() -
     assert driver.attempts[stream].end is None
     assert right(driver, driver.finish(stream)[0], "full")
     assert driver.attempts[stream].done.usage.reprefilled_tokens == 0
+    driver.lanes.close()
+
+
+def test_two_pools_that_are_never_idle_at_once_are_held_until_they_are() -> None:
+    """Whoever takes the room of both needs both quiet."""
+    big = ModelSpec("big")
+    driver = Driver([*MODELS[:2], big], budget_bytes=300 + 2 * POOL, slice_ms=1, lanes="late")
+    for model in ("full", "window"):
+        driver.load(model, model)
+    driver.load("big", "big", n_ctx=400)
+    driver.core.settle()
+    streams = [endless(driver, model) for model in ("full", "window")]
+    lanes = driver.lanes
+    assert isinstance(lanes, LateLanes)
+
+    def go_on() -> None:
+        driver.core.step(driver.device.now_ns)
+        if lanes.under_way:
+            lanes.oldest()
+        driver.collect()
+
+    while not all(driver.attempts[op].ids for op in streams):
+        go_on()
+    op = driver.run("big", prompt="abc", max_tokens=3, priority=9)
+    for _ in range(12):
+        go_on()
+    assert not all(driver.attempts[op].end for op in streams), "they had to say too little"
+    assert driver.attempts[op].prompt is not None
+    driver.finish()
+
+
+def test_nobody_reads_a_vocabulary_that_is_on_its_way_out() -> None:
+    driver = Free(budget_bytes=100 + POOL, slice_ms=1)
+    driver.load("one", "full")
+    driver.load("two", "window")
+    driver.say("one", "abcd")
+    weights, gate = driver.core.residency.weights["full"], Gate()
+    assert isinstance(weights.handle, FakeModel)
+    plain = weights.handle.close
+
+    def close() -> None:
+        gate.pass_through()
+        plain()
+
+    weights.handle.close = close  # type: ignore[method-assign]
+    two = driver.run("two", prompt="abc", max_tokens=3)
+    driver.until(lambda: driver.core.hauling)
+    gate.await_caller()
+    one = driver.run("one/side", prompt="abc", max_tokens=3)
+    for _ in range(3):
+        driver.step()
+    (waits,) = [job for job in driver.core.jobs if job.agent.key.agent == "one"]
+    assert waits.task is None
+    assert waits.prompt is None
+    gate.open()
+    assert right(driver, driver.finish(two)[0], "window")
+    assert right(driver, driver.finish(one)[0], "full")
     driver.lanes.close()
 
 
