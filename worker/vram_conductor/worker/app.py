@@ -38,12 +38,13 @@ from vram_conductor.worker.engine import Estimator
 from vram_conductor.worker.estimating import Estimating
 from vram_conductor.worker.exits import EXIT_INTERNAL, EXIT_USAGE, exit_code
 from vram_conductor.worker.gauge import watch
+from vram_conductor.worker.identity import Identity
 from vram_conductor.worker.kvstore import KVStore
 from vram_conductor.worker.lane import InlineLanes, Lanes, ThreadLanes
 from vram_conductor.worker.link import Arrived, Inbound, Link
 from vram_conductor.worker.llama import open_engine
 from vram_conductor.worker.llama.options import EngineOptions
-from vram_conductor.worker.loop import EngineLoop, Identity, Inbox, Wake
+from vram_conductor.worker.loop import EngineLoop, Inbox, Wake
 from vram_conductor.worker.memory import CpuSampler
 from vram_conductor.worker.options import Options, parse
 from vram_conductor.worker.pin_cuda import CudaPinner

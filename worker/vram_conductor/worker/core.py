@@ -146,6 +146,15 @@ class Core:
         return self._traffic.haul is not None
 
     @property
+    def urgent(self) -> bool:
+        """Whether somebody waits for a first token."""
+        return any(not job.generated and job.verdict is None for job in self.jobs)
+
+    def rest(self, wanted: bool) -> None:
+        """``wanted``: begin no more moves, so that somebody can see what is where."""
+        self._traffic.rests = wanted
+
+    @property
     def broken(self) -> bool:
         """Whether nothing can be expected of this process any more."""
         return self._health.broken

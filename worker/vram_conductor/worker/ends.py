@@ -54,6 +54,8 @@ class Ends:
             self._condemn(job, partial(self.done, job, stop_reason))
             return
         self._flush(job, ids)
+        # Its state is parked next, which takes as long as it is large.
+        self._outbox.hurry()
         self._close(job)
         self._outbox.reply(
             RunDone,

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import logging
-import os
 import queue
-import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Protocol
 
 import msgspec
 
-from vram_conductor.protocol import limits
 from vram_conductor.protocol.commands import (
     Command,
     Drain,
@@ -32,6 +29,7 @@ from vram_conductor.worker.core import Core
 from vram_conductor.worker.digest import Digester
 from vram_conductor.worker.exits import EXIT_OK, EXIT_TEMPORARY, EXIT_UNAVAILABLE
 from vram_conductor.worker.gauge import Sampler
+from vram_conductor.worker.identity import Identity
 from vram_conductor.worker.link import (
     Arrived,
     Inbound,
@@ -80,19 +78,6 @@ class Spare(Protocol):
     def spare_bytes(self) -> int: ...
 
 
-@dataclass(frozen=True)
-class Identity:
-    """What READY says about this process and does not change."""
-
-    worker_epoch: int
-    version: str
-    build: str
-    base_bytes: int
-    host_total_bytes: int
-    mechanism_note: str
-    mechanism: Literal["vmm-sleep", "state-swap"] = "state-swap"
-
-
 class EngineLoop:
     """Runs the core on the calling thread."""
 
@@ -126,6 +111,7 @@ class EngineLoop:
         self._stopping = False
         self._handling = False
         self._ready_wanted = False
+        core.outbox.hurry = self._send_replies
 
     def progress(self) -> tuple[int, bool]:
         """A counter that moves while nothing hangs, and whether something goes on that should end
@@ -140,7 +126,10 @@ class EngineLoop:
             code = self._take_all(block=not worked)
             if code is not None:
                 return code
-            worked = self._core.step(time.monotonic_ns())
+            now_ns = time.monotonic_ns()
+            rest = self._ready_wanted or (self._open and self._reporter.overdue(now_ns))
+            self._core.rest(rest)
+            worked = self._core.step(now_ns) or (rest and not self._core.hauling)
             if self._core.broken:
                 log.error("the device computes nothing any more: leaving with %d", EXIT_TEMPORARY)
                 return EXIT_TEMPORARY
@@ -172,7 +161,8 @@ class EngineLoop:
         now_ns = time.monotonic_ns()
         times = [self._core.wake_ns()]
         if self._open and not self._core.hauling:
-            times.append(self._reporter.next_ns(self._core.revision, now_ns))
+            core = self._core
+            times.append(self._reporter.next_ns(core.revision, now_ns, urgent=core.urgent))
         if len(self._core.jobs):
             times.append(now_ns + WAITING_TICK_NS)
         first = min((at for at in times if at is not None), default=now_ns + 1_000_000_000)
@@ -233,10 +223,14 @@ class EngineLoop:
         if self._ready_wanted and not self._core.hauling:
             self._ready_wanted = False
             self._link.send((self.ready(), []))
-        messages = [self._with_digest(sent) for sent in self._core.take_outbox()]
+        self._send_replies()
         residency = self._residency()
         if residency is not None:
-            messages.append((residency, []))
+            self._link.send((residency, []))
+
+    def _send_replies(self) -> None:
+        """What there is to say, at once: what comes next may take a while."""
+        messages = [self._with_digest(sent) for sent in self._core.take_outbox()]
         if messages:
             self._link.send(*messages)
 
@@ -256,7 +250,9 @@ class EngineLoop:
     def _residency(self) -> Residency | None:
         """A report, if one is due. Only called between moves, so the sample sees none half done."""
         core, now_ns = self._core, time.monotonic_ns()
-        if not self._open or core.hauling or not self._reporter.due(core.revision, now_ns):
+        if not self._open or core.hauling:
+            return None
+        if not self._reporter.due(core.revision, now_ns, urgent=core.urgent):
             return None
         assert self._broker_epoch is not None
         report = core.report()
@@ -276,23 +272,7 @@ class EngineLoop:
 
     def ready(self) -> Ready:
         """READY as of now."""
-        identity = self._identity
-        info = self._sampler.info()
-        host = socket.gethostname()
-        return Ready(
-            v=(limits.PROTOCOL_MAJOR, limits.PROTOCOL_MINOR),
-            worker=f"{info.device}@{host}",
-            worker_epoch=identity.worker_epoch,
-            pid=os.getpid(),
-            host=host,
-            version=identity.version,
-            build=identity.build,
-            device=info,
-            memory=self._sampler.sample(self._core.report().own_bytes),
-            # It may have grown since the start: a second READY must not admit on less.
-            base_bytes=self._core.residency.base_bytes,
-            mechanism=identity.mechanism,
-            mechanism_note=identity.mechanism_note,
-            parked=self._core.adopted(),
-            host_total_bytes=identity.host_total_bytes,
-        )
+        core = self._core
+        memory = self._sampler.sample(core.report().own_bytes)
+        base_bytes = core.residency.base_bytes
+        return self._identity.ready(self._sampler.info(), memory, core.adopted(), base_bytes)

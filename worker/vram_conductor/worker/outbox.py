@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -14,10 +15,15 @@ Sent = tuple[msgspec.Struct, list[bytes]]
 
 
 class Outbox:
-    """Collects messages until the shell takes them."""
+    """Collects messages until the shell takes them.
+
+    Attributes:
+        hurry: asks the shell to take them now, because something that takes a while comes next.
+    """
 
     def __init__(self, worker_epoch: int) -> None:
         self.worker_epoch = worker_epoch
+        self.hurry: Callable[[], None] = lambda: None
         self._messages: list[Sent] = []
 
     def reply(

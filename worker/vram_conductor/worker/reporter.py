@@ -8,6 +8,10 @@ MIN_MS = 50
 FRESH_NS = 250_000_000
 """A memory sample that is younger will do for an admission."""
 
+PATIENCE_NS = 100_000_000
+"""A report waits so long for who waits for a first token: a memory sample of a GPU takes
+milliseconds."""
+
 SHARE = 100
 """At most one part in so many of the time goes into reports on changes."""
 
@@ -39,16 +43,21 @@ class Reporter:
         if self._told_ns is not None and now_ns - self._told_ns > FRESH_NS:
             self._told_ns = None
 
-    def next_ns(self, revision: int, now_ns: int) -> int:
-        """When the next report is due."""
+    def next_ns(self, revision: int, now_ns: int, *, urgent: bool = False) -> int:
+        """When the next report is due. ``urgent``: somebody waits for something better."""
         if self._told_ns is None:
             return now_ns
         pause_ns = self._sample_ns if revision == self._told_revision else self._pause_ns
-        return self._told_ns + pause_ns
+        return self._told_ns + pause_ns + (PATIENCE_NS if urgent else 0)
 
-    def due(self, revision: int, now_ns: int) -> bool:
+    def overdue(self, now_ns: int) -> bool:
+        """Whether the next report can wait no longer, not even for moves that follow one another
+        without a pause."""
+        return self._told_ns is None or now_ns >= self._told_ns + self._sample_ns + PATIENCE_NS
+
+    def due(self, revision: int, now_ns: int, *, urgent: bool = False) -> bool:
         """Whether to report now; True counts as done and advances ``seq``."""
-        if now_ns < self.next_ns(revision, now_ns):
+        if now_ns < self.next_ns(revision, now_ns, urgent=urgent):
             return False
         self._told_ns, self._told_revision = now_ns, revision
         self.seq += 1
