@@ -1,10 +1,9 @@
 """The worker's core: commands in, one step at a time, replies out.
 
 One object on one thread, the engine thread, which makes all decisions. What takes time is carried
-out on lanes (``lane``) and comes back to it; without lanes of their own everything is done on the
-spot. It knows no sockets and no clock of its own: time comes in with each call, and ``clock`` only
-measures how long things take. Every command is answered exactly once (CANCEL_RUN: by the end of
-the job that it names); every RUN ends with exactly one RUN_DONE or FAILED.
+out on lanes (``lane``) and comes back to it. It knows no sockets and no clock of its own: time
+comes in with each call, and ``clock`` only measures how long things take. Every command is
+answered exactly once (CANCEL_RUN: by the end of its job), every RUN by one RUN_DONE or FAILED.
 """
 
 from __future__ import annotations
@@ -101,11 +100,10 @@ class Core:
         self._mover = mover = Mover(engine, residency, parking, store, clock)
         self._ends = ends = Ends(residency, jobs, parking, store, outbox, self._streams, traffic)
         traffic.landed = ends.settle
-        has_scratch = engine.device_kind == "cuda"
-        self._agents = Agents(residency, jobs, mover, traffic, clock, has_scratch=has_scratch)
-        released, barred = self._agents.released, traffic.moves_weights
-        preparer = preparer or InlinePreparer()
-        self._preparing = Preparing(preparer, jobs, ends, draw_seed, released, barred)
+        cuda = engine.device_kind == "cuda"
+        self._agents = Agents(residency, jobs, mover, traffic, clock, has_scratch=cuda)
+        make, barred = preparer or InlinePreparer(), traffic.moves_weights
+        self._preparing = Preparing(make, jobs, ends, draw_seed, self._agents.released, barred)
         self._wire(parking, clock, slice_ns, batch_tokens, prefetch=prefetch)
         residency.note(sorted(store.keys()))
 
@@ -160,12 +158,11 @@ class Core:
         return self._health.broken
 
     def progress(self) -> tuple[int, bool]:
-        """A number that changes while nothing hangs, and whether it should change soon: something
-        is under way, or a step is being done (not: a model is loading). Any thread."""
-        loading = self._mover.loading
+        """A number that changes while nothing hangs, and whether it should: something is under
+        way, or a step is being done (not: a model is loading). Any thread."""
+        loading, parallel = self._mover.loading, self._traffic.parallel
         mark, waits = self._traffic.progress(patient=loading)
-        inline = loading and not self._traffic.parallel
-        return mark, waits or (self._stepping and not inline)
+        return mark, waits or (self._stepping and (parallel or not loading))
 
     @property
     def revision(self) -> int:
@@ -210,9 +207,8 @@ class Core:
     def welcome(self, message: WorkerWelcome, now_ns: int) -> None:
         """A broker answered READY. Whatever was under way is void; what it does not know is
         deleted; what is loaded waits for it to claim it with LOAD."""
-        self._dispatch.drop_deferred()
-        self.cancel_all()
-        self._traffic.quiesce()
+        self.lose_session()
+        self.settle()
         if self._broker_epoch not in (None, message.broker_epoch):
             # Nobody is left who could use what was said to the former one.
             self.outbox.take()

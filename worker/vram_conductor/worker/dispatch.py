@@ -92,7 +92,7 @@ class Dispatch:
     def go_on(self, now_ns: int) -> bool:
         """Take what had to wait, as far as it need wait no more; whether there was anything."""
         took = False
-        while self._deferred and self._traffic.haul is None:
+        while self._deferred and self._traffic.haul is None and not self._traffic.rests:
             self._take(*self._deferred.popleft(), now_ns)
             took = True
         return took

@@ -61,7 +61,9 @@ class Prefetching:
     def go_on(self, now_ns: int) -> bool:
         """Begin to bring the next thing; False if there is none, or no time for it."""
         traffic = self._traffic
-        if traffic.haul is not None or traffic.held or now_ns < self._not_before_ns:
+        if traffic.haul is not None or traffic.held or traffic.rests:
+            return False
+        if now_ns < self._not_before_ns:
             return False
         if self._jobs.revision != self._jobs_seen:
             self._jobs_seen, self._changed_ns = self._jobs.revision, now_ns

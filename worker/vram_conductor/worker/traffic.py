@@ -71,6 +71,7 @@ class Traffic:
     Attributes:
         held: keys of the pools that get no further batch, see :meth:`hold`.
         haul: the haul that is under way.
+        rests: no haul begins: somebody wants to see what is where while nothing is moved.
         landed: called whenever something has come back and was finished.
     """
 
@@ -79,6 +80,7 @@ class Traffic:
         self._batches: dict[str, Errand] = {}
         self._next_serial = 0
         self.haul: Haul | None = None
+        self.rests = False
         self.held: frozenset[str] = frozenset()
         self.landed: Callable[[], None] = lambda: None
 

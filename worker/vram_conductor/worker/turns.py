@@ -61,7 +61,7 @@ class Turns:
         traffic = self._traffic
         if traffic.haul is not None:
             return self._beside(traffic.haul, now_ns)
-        if not traffic.quiet(traffic.held):
+        if traffic.rests or not traffic.quiet(traffic.held):
             return False
         self._end_stages()
         calm = not traffic.held and self._fruitless == self._picture()
