@@ -120,6 +120,20 @@ def whole_tensors_are_copies_of_their_own() -> None:
 
 
 @scene
+def large_states_are_waited_for_now_and_then() -> None:
+    size = 40 << 20
+    copier = Copier(size)
+    with copier.vmm.gathered():
+        copier.out(0, 0, size)
+    assert copier.counts() == (3, 3), "16, 16 and 8 MiB"
+    assert copier.here.raw == copier.there.raw
+    with copier.vmm.gathered():
+        for part in range(5):
+            copier.back(part * (7 << 20) + 4096 * part, part * (7 << 20), 7 << 20)
+    assert copier.counts() == (5, 2), "three of 7 MiB, and two"
+
+
+@scene
 def any_sequence_of_copies_ends_as_it_would_have() -> None:
     rng = random.Random(20240607)
     for _ in range(300):

@@ -4,8 +4,8 @@
  * for every piece: some ten microseconds each, in which nothing is copied. Two sequences that
  * generate side by side take cells in turns, and then every cell is a piece of its own. Between
  * vmm_gather_begin() and vmm_gather_end() of a thread its copies between host and device are only
- * put on their stream, small ones that lie at regular distances as one, and the thread waits once,
- * at the end. Whoever gathers sees to it that nothing reads what is being copied before that.
+ * put on their stream, small ones that lie at regular distances as one, and the thread waits at the
+ * end, or where so much is under way that others who copy would notice. Whoever gathers sees to it that nothing reads what is being copied before that.
  *
  * Other threads, and everything outside of the two calls, meet the runtime's own functions. */
 #define _GNU_SOURCE
@@ -20,6 +20,9 @@ typedef void *cudaStream;
 
 enum { SUCCESS = 0, NOT_INITIALIZED = 3, TO_DEVICE = 1, TO_HOST = 2 };
 #define ROW_MAX ((size_t)32 << 10) /* a wider piece takes longer to copy than to put on a stream */
+#ifndef AHEAD
+#define AHEAD ((size_t)16 << 20) /* under way at most: what others copy meanwhile waits behind it */
+#endif
 #define STEP_MAX ((size_t)1 << 30) /* a pitch of the runtime's 2D copy is below 2^31 */
 
 /* Rows of `width` bytes, each `to_step` and `from_step` behind the one before. */
@@ -33,7 +36,7 @@ static _Thread_local struct {
     Run run; /* not on its stream yet; rows is 0 where there is none */
     int kind;
     cudaStream stream;
-    bool unfinished; /* something is on the stream that nobody has waited for */
+    size_t ahead; /* bytes on the stream that nobody has waited for */
     cudaError failed; /* the first error */
 } own;
 
@@ -69,21 +72,34 @@ static void note(cudaError error)
     if (error != SUCCESS && own.failed == SUCCESS) own.failed = error;
 }
 
+static void wait_for(void)
+{
+    if (own.ahead) note(real_wait(own.stream));
+    own.ahead = 0;
+}
+
 /* Put what was gathered on its stream. */
 static void flush(void)
 {
     Run *run = &own.run;
-    if (run->rows == 1) note(real_copy(run->to, run->from, run->width, own.kind, own.stream));
-    if (run->rows > 1) note(real_copy_rows(run, own.kind, own.stream));
-    if (run->rows) own.unfinished = true;
+    for (size_t at = 0, n; run->rows == 1 && at < run->width; at += n) {
+        if (own.ahead >= AHEAD) wait_for();
+        n = run->width - at < AHEAD ? run->width - at : AHEAD;
+        note(real_copy(run->to + at, run->from + at, n, own.kind, own.stream));
+        own.ahead += n;
+    }
+    if (run->rows > 1) {
+        if (own.ahead >= AHEAD) wait_for();
+        note(real_copy_rows(run, own.kind, own.stream));
+        own.ahead += run->rows * run->width;
+    }
     run->rows = 0;
 }
 
 static void finish(void)
 {
     flush();
-    if (own.unfinished) note(real_wait(own.stream));
-    own.unfinished = false;
+    wait_for();
 }
 
 /* Whether a copy continues what was gathered; if so it belongs to it now. */
@@ -119,7 +135,7 @@ API cudaError cudaMemcpyAsync(void *to, const void *from, size_t n, int kind, cu
         if (own.depth) finish();
         return real_copy(target, source, n, kind, stream);
     }
-    if ((own.run.rows || own.unfinished) && stream != own.stream) finish();
+    if ((own.run.rows || own.ahead) && stream != own.stream) finish();
     if (own.run.rows && kind != own.kind) flush();
     if (!joins(target, source, n)) {
         flush();
@@ -132,7 +148,7 @@ API cudaError cudaMemcpyAsync(void *to, const void *from, size_t n, int kind, cu
 
 API cudaError cudaStreamSynchronize(cudaStream stream)
 {
-    bool ours = own.depth && (own.run.rows || own.unfinished) && stream == own.stream;
+    bool ours = own.depth && (own.run.rows || own.ahead) && stream == own.stream;
     return ours ? SUCCESS : real_wait(stream);
 }
 
