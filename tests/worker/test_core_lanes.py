@@ -544,6 +544,22 @@ def test_a_budget_that_shrinks_waits_for_the_haul_and_is_kept_then(tight: Free) 
     opener.join()
 
 
+def test_whoever_wants_to_look_sees_nothing_half_moved(tight: Free) -> None:
+    """Moves may follow one another without a pause; then somebody has to ask for one."""
+    gate, stream, op = held_up(tight)
+    tight.core.rest(True)
+    other = tight.run("full/side", prompt="abc", priority=9)
+    gate.open()
+    tight.until(lambda: not tight.core.hauling)
+    for _ in range(5):
+        tight.step()
+        assert not tight.core.hauling
+    tight.core.report()
+    tight.core.rest(False)
+    for attempt in tight.finish(stream, op, other):
+        assert right(tight, attempt, attempt.key.agent)
+
+
 def test_threads_of_lanes_end_with_their_pools() -> None:
     before = set(threading.enumerate())
 

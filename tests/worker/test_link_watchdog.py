@@ -123,3 +123,14 @@ def test_reports_that_take_long_come_more_seldom() -> None:
     assert reporter.due(2, 2300 * MS)
     reporter.took(1)
     assert reporter.due(3, 2350 * MS)
+
+
+def test_a_report_can_wait_but_not_for_ever() -> None:
+    reporter = Reporter(sample_ms=2000)
+    assert reporter.overdue(0), "none was ever made"
+    assert reporter.due(1, 0, urgent=True)
+    for now_ms in range(0, 2100, 50):
+        assert not reporter.overdue(now_ms * MS)
+    assert reporter.overdue(2100 * MS)
+    assert reporter.due(1, 2100 * MS, urgent=True), "what is overdue is due, too"
+    assert not reporter.overdue(2101 * MS)
