@@ -14,7 +14,9 @@ from vram_conductor.protocol.values import MoveRate
 THINK_S = 0.02
 """Between two turns: what ends one is written down beside it, as in a conversation."""
 
-BACKED_UP_S = 6.0
+BACKED_UP_S = 9.0
+CALM_S = 1.5
+"""A worker makes such copies when nothing has happened for a second."""
 
 _REPLY_TOKENS = 2
 
@@ -103,7 +105,7 @@ def warm_up(bed: Bed, agents: Sequence[str]) -> None:
         sleeps = status.worker is not None and status.worker.mechanism == "vmm-sleep"
         if not sleeps or pinned >= len(agents) or time.monotonic() > until:
             return
-        bed.pause(BACKED_UP_S / 20)
+        bed.pause(CALM_S)
 
 
 def alternate(bed: Bed, agents: Sequence[str], rounds: int) -> dict[str, Pair]:
