@@ -22,8 +22,9 @@ from pathlib import Path
 
 from vram_conductor.protocol.errors import ConductorError, FailedPrecondition
 
-SOURCES = tuple(Path(__file__).with_name(name) for name in ("vmm.c", "gather.c"))
-HEADERS = (Path(__file__).with_name("vmm.h"),)
+_PARTS = ("vmm", "sleep", "backup", "block", "tag", "driver", "runtime", "gather")
+SOURCES = tuple(Path(__file__).with_name(f"{name}.c") for name in _PARTS)
+HEADERS = tuple(Path(__file__).with_name(f"{name}.h") for name in ("vmm", "tag", "driver"))
 COMPILERS = ("cc", "gcc", "clang")
 FLAGS = ("-O2", "-fPIC", "-shared", "-std=c11", "-fvisibility=hidden", "-Wall", "-Wextra")
 LIBRARIES = ("-pthread", "-ldl")

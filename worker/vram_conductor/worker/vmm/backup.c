@@ -1,0 +1,129 @@
+/* Pinned host memory that holds the contents of blocks, and the copies out and in. */
+#include "tag.h"
+
+#include <stdlib.h>
+
+#ifndef CHUNK
+#define CHUNK ((size_t)64 << 20) /* pinning holds the driver's locks: in pieces others get a turn */
+#endif
+#ifndef PIECE
+#define PIECE ((size_t)4 << 20) /* copied in at a time: small copies of others wait for so much */
+#endif
+
+static size_t chunk_bytes(const Block *b, size_t i)
+{
+    size_t left = b->asked - i * CHUNK;
+    return left < CHUNK ? left : CHUNK;
+}
+
+uint64_t backup_bytes(const Block *b)
+{
+    uint64_t bytes = 0;
+    for (size_t i = 0; i < b->chunks; i++) bytes += chunk_bytes(b, i);
+    return bytes;
+}
+
+CUresult backup_drop(Block *b, Failure *why)
+{
+    b->backed_up = false;
+    while (b->chunks) {
+        CUresult r = TRY(why, cuMemFreeHost, b->chunk[b->chunks - 1]);
+        if (r != SUCCESS) return r;
+        b->chunks--;
+    }
+    free(b->chunk);
+    b->chunk = NULL;
+    return SUCCESS;
+}
+
+CUresult streams_need(Tag *tag, Failure *why)
+{
+    CUresult r = SUCCESS;
+    if (!tag->stream) r = TRY(why, cuStreamCreate, &tag->stream, NON_BLOCKING);
+    if (r == SUCCESS && !tag->second) r = TRY(why, cuStreamCreate, &tag->second, NON_BLOCKING);
+    return r;
+}
+
+/* Also after a failure: copies may be under way. */
+CUresult streams_finish(Tag *tag, Failure *why, CUresult before)
+{
+    CUresult first = SUCCESS, second = SUCCESS;
+    if (tag->stream) first = TRY(why, cuStreamSynchronize, tag->stream);
+    if (tag->second) second = TRY(why, cuStreamSynchronize, tag->second);
+    return before != SUCCESS ? before : first != SUCCESS ? first : second;
+}
+
+static CUresult drop_stream(CUstream *stream)
+{
+    CUresult r = *stream ? cu.cuStreamDestroy(*stream) : SUCCESS;
+    if (r == SUCCESS) *stream = NULL;
+    return r;
+}
+
+CUresult streams_drop(Tag *tag)
+{
+    CUresult r = drop_stream(&tag->stream);
+    return r == SUCCESS ? drop_stream(&tag->second) : r;
+}
+
+/* Pinned memory for the block, and the copies into it under way. */
+static CUresult copy_out(Tag *tag, Block *b, Failure *why)
+{
+    CUresult r = backup_drop(b, why); /* what an earlier drop could not give back */
+    if (r != SUCCESS) return r;
+    size_t wanted = (b->asked + CHUNK - 1) / CHUNK;
+    if (!(b->chunk = calloc(wanted, sizeof *b->chunk))) return OUT_OF_MEMORY;
+    for (size_t i = 0; i < wanted && r == SUCCESS; i++) {
+        r = TRY(why, cuMemHostAlloc, &b->chunk[i], chunk_bytes(b, i), 0);
+        if (r != SUCCESS) break;
+        b->chunks++;
+        r = TRY(why, cuMemcpyDtoHAsync, b->chunk[i], b->address + i * CHUNK, chunk_bytes(b, i),
+                tag->stream);
+    }
+    return r;
+}
+
+/* Two pieces are under way at any time, on two streams: the bus is never idle, and what others copy
+ * meanwhile (KV that comes back, the inputs of a decode) gets its turn after a piece or two. All
+ * of it queued at once would be in front of them, for milliseconds. */
+CUresult backup_copy_in(Tag *tag, Block *b, Failure *why)
+{
+    CUresult r = SUCCESS;
+    for (size_t i = 0; i < b->chunks; i++)
+        for (size_t at = 0; at < chunk_bytes(b, i) && r == SUCCESS; at += PIECE) {
+            size_t left = chunk_bytes(b, i) - at;
+            CUstream stream = tag->turn++ % 2 ? tag->second : tag->stream;
+            r = TRY(why, cuStreamSynchronize, stream); /* of its last piece */
+            if (r == SUCCESS)
+                r = TRY(why, cuMemcpyHtoDAsync, b->address + i * CHUNK + at,
+                        (const char *)b->chunk[i] + at, left < PIECE ? left : PIECE, stream);
+        }
+    return r;
+}
+
+int backup_make(Tag *tag, Failure *why)
+{
+    uint64_t need = 0;
+    CUresult r = SUCCESS;
+    for (Block *b = tag->blocks; b; b = b->next) {
+        b->fresh = false;
+        if (b->backed_up) continue;
+        if (!b->mapped) return say(why, LOST, "it sleeps, and its contents are gone");
+        need += b->asked;
+    }
+    if (!need) return OK;
+    r = streams_need(tag, why);
+    for (Block *b = tag->blocks; b && r == SUCCESS; b = b->next)
+        if (!b->backed_up) {
+            b->fresh = true;
+            r = copy_out(tag, b, why);
+        }
+    r = streams_finish(tag, why, r);
+    for (Block *b = tag->blocks; b; b = b->next) {
+        if (b->fresh && r == SUCCESS) b->backed_up = true;
+        if (b->fresh && r != SUCCESS) backup_drop(b, why);
+    }
+    if (r == SUCCESS) return OK;
+    if (why) why->need_bytes = need;
+    return say(why, REFUSED, "no host memory");
+}
