@@ -96,14 +96,15 @@ def warm_up(bed: Bed, agents: Sequence[str]) -> None:
     """Take turns until every model that can sleep has its copy in host memory: it is made once,
     beside the first turns, and is no part of a switch."""
     until = time.monotonic() + BACKED_UP_S
+    wanted = {f"pinned:{bed.agent(agent).model_id}" for agent in agents}
     for index in itertools.count():
         for agent in agents:
             short_turn(bed, agent, index)
             bed.pause(THINK_S)
         status = bed.status()
-        pinned = sum(line.key.startswith("pinned:") for line in status.parked)
+        pinned = {line.key for line in status.parked}
         sleeps = status.worker is not None and status.worker.mechanism == "vmm-sleep"
-        if not sleeps or pinned >= len(agents) or time.monotonic() > until:
+        if not sleeps or wanted <= pinned or time.monotonic() > until:
             return
         bed.pause(CALM_S)
 
