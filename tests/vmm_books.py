@@ -17,6 +17,7 @@ class Books:
         self.asleep: dict[int, bool] = {}
         self.backups: set[int] = set()
         self.inside: list[int] = []
+        self.now = 0
         self.full = self.broken = False
 
     def new_tag(self) -> int:
@@ -26,7 +27,9 @@ class Books:
     @contextmanager
     def region(self, tag: int) -> Iterator[None]:
         self.inside.append(tag)
+        self.now = tag
         yield
+        self.now = 0
 
     @contextmanager
     def gathered(self) -> Iterator[None]:

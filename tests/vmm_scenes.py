@@ -189,6 +189,25 @@ def one_of_two_is_freed_in_its_sleep(device: Device) -> None:
 
 
 @scene
+def what_is_allocated_later_sleeps_with_the_rest(device: Device) -> None:
+    tag = device.vmm.new_tag()
+    first = fill(device, tag, 3 * MIB)
+    device.vmm.sleep(tag, keep=False)
+    device.vmm.wake(tag)
+    # As a buffer that is replaced by a larger one: the old one goes first.
+    clear(device, first)
+    plain = device.used_bytes()
+    second = fill(device, tag, 5 * MIB)
+    third = fill(device, tag, MIB)
+    uses(device, plain + rounded(device, 5 * MIB, MIB))
+    device.vmm.sleep(tag, keep=True)
+    uses(device, plain)
+    device.vmm.wake(tag)
+    assert intact(device, {**second, **third})
+    clear(device, second, third)
+
+
+@scene
 def a_tag_with_nothing_sleeps_and_wakes(device: Device) -> None:
     tag = device.vmm.new_tag()
     device.vmm.back_up(tag)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 from chats import GREEDY, Chat, greedy, some_ids
 from gguf_models import Spec, make_model
+from llama_cpp import llama_cpp as ll
 from vmm_books import Books
 
 from vram_conductor.protocol.errors import Internal, ResourceExhausted
@@ -86,6 +87,28 @@ def test_a_sleeping_pool_is_empty_and_refuses_work(model: LlamaModel, books: Boo
     assert pool.pos_max(0) == 8
     pool.sleep()
     pool.close()
+
+
+def test_what_a_decode_allocates_belongs_to_its_pool(
+    model: LlamaModel, books: Books, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """llama.cpp may need a larger compute buffer then; one outside would not sleep."""
+    first, second = model.open_pool(SHAPE), model.open_pool(SHAPE)
+    tags = books.inside[-2:]
+    seen: list[int] = []
+    decode = ll.llama_decode
+
+    def watched(*arguments: Any) -> int:
+        seen.append(books.now)
+        return int(decode(*arguments))
+
+    monkeypatch.setattr(ll, "llama_decode", watched)
+    for pool in (first, second, first):
+        pool.decode([(0, some_ids(2, 1), pool.pos_max(0) + 1, True)])
+    assert seen == [tags[0], tags[1], tags[0]]
+    assert books.now == 0
+    first.close()
+    second.close()
 
 
 def test_a_copy_that_fails_is_told_and_empties_what_it_was_to_fill(

@@ -87,7 +87,8 @@ class LlamaPool:
             self._batch.fill(batch, self.shape.slots)
         except OverflowError as error:
             raise Internal("decode_failed", str(error)) from None
-        with library().logs.capture() as capture:
+        # A graph that does not fit into the compute buffer gets a larger one, here.
+        with library().logs.capture() as capture, self._buffers.growing():
             result = ll.llama_decode(self._context, self._batch.struct)
         if result == 0:
             return

@@ -34,6 +34,15 @@ class Tagged:
         self.sleepable = self._vmm.stat(self._tag).allocations > 0
 
     @contextmanager
+    def growing(self) -> Iterator[None]:
+        """The same for what is replaced by something larger, or comes late, which is seldom."""
+        if self._vmm is None or not self.sleepable:
+            yield
+            return
+        with self._vmm.region(self._tag):
+            yield
+
+    @contextmanager
     def gathered(self) -> Iterator[None]:
         """Copies of the calling thread wait for the device once, at the end, where they can; see
         :meth:`Vmm.gathered`. Raises Internal ``driver_error``."""
