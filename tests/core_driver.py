@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import queue
 import random
+import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
@@ -242,11 +243,11 @@ class Driver:
 
     def answer(self, op: int) -> Any:
         """The answer to a command, which may have to wait for what is under way."""
-        for _ in range(1000):
-            if op in self.answers:
-                return self.answers[op]
+        deadline = time.monotonic() + PATIENCE_S
+        while op not in self.answers:
+            assert time.monotonic() < deadline, f"no answer to {self.commands[op]}"
             self.step()
-        raise AssertionError(f"no answer to {self.commands[op]}")
+        return self.answers[op]
 
     def shape(self, model: str, kv_type: KVType) -> PoolShape | None:
         """The pool's shape by the ledger's rule."""
@@ -418,6 +419,8 @@ class Driver:
             return self.lanes.go_on()
         elif self.kind == "free":
             self.woken.get(timeout=PATIENCE_S)
+            while not self.woken.empty():
+                self.woken.get_nowait()
         return True
 
     def finish(self, *ops: int, steps: int = 20_000) -> list[Attempt]:
