@@ -10,6 +10,7 @@ from core_driver import MS, Driver
 from fake_engine import BOS, FIRST_PAIR, PAIRS, FakeModel, ModelSpec
 
 from vram_conductor.protocol.commands import Failed, Loaded, RunDone
+from vram_conductor.protocol.values import Message
 from vram_conductor.worker import preparer as lanes
 from vram_conductor.worker.prepare import Task
 from vram_conductor.worker.preparer import ThreadPreparer
@@ -211,7 +212,9 @@ def test_a_failed_submit_is_no_failure(driver: Driver, held: HeldPreparer) -> No
     assert driver.finish(op)[0].done
 
 
-def test_real_threads_give_the_same_answers() -> None:
+def test_real_threads_give_the_same_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Of these texts some are made on the spot, and some are not.
+    monkeypatch.setattr(lanes, "TINY_CHARS", 3)
     plain = Driver(SPECS)
     woken = threading.Event()
     preparer = ThreadPreparer(woken.set)
@@ -234,6 +237,7 @@ def test_real_threads_give_the_same_answers() -> None:
 
 def test_short_prompts_do_not_wait_for_long_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lanes, "SHORT_CHARS", 50)
+    monkeypatch.setattr(lanes, "TINY_CHARS", 0)
     go = threading.Event()
     finished = threading.Event()
 
@@ -260,6 +264,26 @@ def test_short_prompts_do_not_wait_for_long_ones(monkeypatch: pytest.MonkeyPatch
         assert time.monotonic() < deadline
         driver.step()
     assert not isinstance(driver.attempts[slow].end, Failed)
+    preparer.close()
+
+
+def test_what_is_tiny_is_made_on_the_spot_and_a_template_never(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    woken = threading.Event()
+    preparer = ThreadPreparer(woken.set)
+    driver = Driver(SPECS, preparer=preparer)
+    driver.load("a", "m")
+    driver.run("a", prompt="ab", max_tokens=1)
+    assert next(iter(driver.core.jobs)).prompt is not None
+    driver.finish()
+    assert not woken.is_set()
+    monkeypatch.setattr(lanes, "TINY_TOKENS", 50)
+    for more in ({"messages": [Message("user", "ab")]}, {"tokens": [97] * 60}):
+        woken.clear()
+        op = driver.run("a", max_tokens=1, **more)
+        assert woken.wait(20)
+        driver.finish(op)
     preparer.close()
 
 

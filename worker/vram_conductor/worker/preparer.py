@@ -16,6 +16,10 @@ from vram_conductor.worker.prepare import Task
 SHORT_CHARS = 16 * 1024
 """Longer texts take the other lane; this long a one takes milliseconds."""
 
+TINY_CHARS, TINY_TOKENS = 256, 8192
+"""What is shorter, in a conversation that is no longer, and needs no template, is made on the
+spot: that takes less than handing it over and back."""
+
 WAITING_MAX = 2
 """Tasks of one lane that are under way at a time: the engine thread knows better which is next."""
 
@@ -42,6 +46,13 @@ class _Lane:
             self._done(task)
 
 
+def _is_tiny(task: Task) -> bool:
+    run = task.run
+    if run.messages is not None or task.size > TINY_CHARS:
+        return False
+    return len(task.transcript.ids) + len(run.tokens or ()) <= TINY_TOKENS
+
+
 class ThreadPreparer:
     """See ``preparing.Preparer``.
 
@@ -57,6 +68,10 @@ class ThreadPreparer:
 
     def submit(self, task: Task) -> bool:
         """Take a task; engine thread only, as is :meth:`finished`."""
+        if _is_tiny(task):
+            task.carry_out()
+            self._finished.append(task)
+            return True
         lane = self._lanes[task.size > SHORT_CHARS]
         if lane.pending >= WAITING_MAX:
             return False
@@ -69,7 +84,8 @@ class ThreadPreparer:
         """What has been carried out since the last call."""
         done = [self._finished.popleft() for _ in range(len(self._finished))]
         for task in done:
-            self._lane_of.pop(task).pending -= 1
+            if (lane := self._lane_of.pop(task, None)) is not None:
+                lane.pending -= 1
         return done
 
     def _finish(self, task: Task) -> None:
