@@ -7,7 +7,7 @@
 #define CHUNK ((size_t)64 << 20) /* pinning holds the driver's locks: in pieces others get a turn */
 #endif
 #ifndef PIECE
-#define PIECE ((size_t)4 << 20) /* copied in at a time: small copies of others wait for so much */
+#define PIECE ((size_t)8 << 20) /* copied in at a time: small copies of others wait for so much */
 #endif
 
 static size_t chunk_bytes(const Block *b, size_t i)
@@ -36,34 +36,32 @@ CUresult backup_drop(Block *b, Failure *why)
     return SUCCESS;
 }
 
-CUresult streams_need(Tag *tag, Failure *why)
+CUresult stream_need(Tag *tag, Failure *why)
 {
     CUresult r = SUCCESS;
     if (!tag->stream) r = TRY(why, cuStreamCreate, &tag->stream, NON_BLOCKING);
-    if (r == SUCCESS && !tag->second) r = TRY(why, cuStreamCreate, &tag->second, NON_BLOCKING);
+    for (int i = 0; i < 2 && r == SUCCESS; i++)
+        if (!tag->landed[i]) r = TRY(why, cuEventCreate, &tag->landed[i], NO_TIMING);
     return r;
 }
 
 /* Also after a failure: copies may be under way. */
-CUresult streams_finish(Tag *tag, Failure *why, CUresult before)
+CUresult stream_finish(Tag *tag, Failure *why, CUresult before)
 {
-    CUresult first = SUCCESS, second = SUCCESS;
-    if (tag->stream) first = TRY(why, cuStreamSynchronize, tag->stream);
-    if (tag->second) second = TRY(why, cuStreamSynchronize, tag->second);
-    return before != SUCCESS ? before : first != SUCCESS ? first : second;
+    CUresult finished = tag->stream ? TRY(why, cuStreamSynchronize, tag->stream) : SUCCESS;
+    return before != SUCCESS ? before : finished;
 }
 
-static CUresult drop_stream(CUstream *stream)
+CUresult stream_drop(Tag *tag)
 {
-    CUresult r = *stream ? cu.cuStreamDestroy(*stream) : SUCCESS;
-    if (r == SUCCESS) *stream = NULL;
+    CUresult r = SUCCESS;
+    for (int i = 0; i < 2 && r == SUCCESS; i++) {
+        if (tag->landed[i]) r = cu.cuEventDestroy(tag->landed[i]);
+        if (r == SUCCESS) tag->landed[i] = NULL;
+    }
+    if (r == SUCCESS && tag->stream) r = cu.cuStreamDestroy(tag->stream);
+    if (r == SUCCESS) tag->stream = NULL;
     return r;
-}
-
-CUresult streams_drop(Tag *tag)
-{
-    CUresult r = drop_stream(&tag->stream);
-    return r == SUCCESS ? drop_stream(&tag->second) : r;
 }
 
 /* Pinned memory for the block, and the copies into it under way. */
@@ -83,20 +81,21 @@ static CUresult copy_out(Tag *tag, Block *b, Failure *why)
     return r;
 }
 
-/* Two pieces are under way at any time, on two streams: the bus is never idle, and what others copy
- * meanwhile (KV that comes back, the inputs of a decode) gets its turn after a piece or two. All
- * of it queued at once would be in front of them, for milliseconds. */
+/* Two pieces are under way at any time, one behind the other: the bus is never idle, and what others
+ * copy meanwhile (KV that comes back, the inputs of a decode) has little before it. All of it queued
+ * at once would be in front of them, for milliseconds. */
 CUresult backup_copy_in(Tag *tag, Block *b, Failure *why)
 {
     CUresult r = SUCCESS;
     for (size_t i = 0; i < b->chunks; i++)
         for (size_t at = 0; at < chunk_bytes(b, i) && r == SUCCESS; at += PIECE) {
             size_t left = chunk_bytes(b, i) - at;
-            CUstream stream = tag->turn++ % 2 ? tag->second : tag->stream;
-            r = TRY(why, cuStreamSynchronize, stream); /* of its last piece */
+            CUevent landed = tag->landed[tag->turn++ % 2];
+            r = TRY(why, cuEventSynchronize, landed); /* the piece before the last */
             if (r == SUCCESS)
                 r = TRY(why, cuMemcpyHtoDAsync, b->address + i * CHUNK + at,
-                        (const char *)b->chunk[i] + at, left < PIECE ? left : PIECE, stream);
+                        (const char *)b->chunk[i] + at, left < PIECE ? left : PIECE, tag->stream);
+            if (r == SUCCESS) r = TRY(why, cuEventRecord, landed, tag->stream);
         }
     return r;
 }
@@ -112,13 +111,13 @@ int backup_make(Tag *tag, Failure *why)
         need += b->asked;
     }
     if (!need) return OK;
-    r = streams_need(tag, why);
+    r = stream_need(tag, why);
     for (Block *b = tag->blocks; b && r == SUCCESS; b = b->next)
         if (!b->backed_up) {
             b->fresh = true;
             r = copy_out(tag, b, why);
         }
-    r = streams_finish(tag, why, r);
+    r = stream_finish(tag, why, r);
     for (Block *b = tag->blocks; b; b = b->next) {
         if (b->fresh && r == SUCCESS) b->backed_up = true;
         if (b->fresh && r != SUCCESS) backup_drop(b, why);

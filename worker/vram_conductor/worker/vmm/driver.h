@@ -6,7 +6,7 @@
 #include <stdint.h>
 
 typedef int CUresult, CUdevice;
-typedef void *CUcontext, *CUstream;
+typedef void *CUcontext, *CUstream, *CUevent;
 typedef unsigned long long CUdeviceptr, CUhandle;
 typedef struct { int type, id; } CUmemLocation;
 typedef struct { CUmemLocation location; int flags; } CUmemAccessDesc;
@@ -18,7 +18,7 @@ typedef struct {
 } CUmemAllocationProp;
 
 enum { SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, UNKNOWN = 999 };
-enum { VMM_SUPPORTED = 102, PINNED = 1, ON_DEVICE = 1, READ_WRITE = 3, NON_BLOCKING = 1 };
+enum { VMM_SUPPORTED = 102, PINNED = 1, ON_DEVICE = 1, READ_WRITE = 3, NON_BLOCKING = 1, NO_TIMING = 2 };
 
 #define DRIVER(X)                                                                                  \
     X(cuInit, "cuInit", (unsigned))                                                                \
@@ -47,6 +47,10 @@ enum { VMM_SUPPORTED = 102, PINNED = 1, ON_DEVICE = 1, READ_WRITE = 3, NON_BLOCK
     X(cuStreamCreate, "cuStreamCreate", (CUstream *, unsigned))                                    \
     X(cuStreamSynchronize, "cuStreamSynchronize", (CUstream))                                      \
     X(cuStreamDestroy, "cuStreamDestroy_v2", (CUstream))                                           \
+    X(cuEventCreate, "cuEventCreate", (CUevent *, unsigned))                                       \
+    X(cuEventRecord, "cuEventRecord", (CUevent, CUstream))                                         \
+    X(cuEventSynchronize, "cuEventSynchronize", (CUevent))                                         \
+    X(cuEventDestroy, "cuEventDestroy_v2", (CUevent))                                              \
     X(cuMemcpyHtoDAsync, "cuMemcpyHtoDAsync_v2", (CUdeviceptr, const void *, size_t, CUstream))    \
     X(cuMemcpyDtoHAsync, "cuMemcpyDtoHAsync_v2", (void *, CUdeviceptr, size_t, CUstream))         \
     X(cuMemsetD8Async, "cuMemsetD8Async", (CUdeviceptr, unsigned char, size_t, CUstream))

@@ -22,11 +22,11 @@ static CUresult wake_blocks(Tag *tag, Failure *why, uint64_t *map_ns)
         r = block_map(b, why);
         *map_ns += clock_ns() - begun;
         b->fresh = b->mapped;
-        if (r == SUCCESS) r = streams_need(tag, why);
+        if (r == SUCCESS) r = stream_need(tag, why);
         if (r == SUCCESS && b->kept) r = backup_copy_in(tag, b, why);
         else if (r == SUCCESS) r = TRY(why, cuMemsetD8Async, b->address, 0, b->bytes, tag->stream);
     }
-    return streams_finish(tag, why, r);
+    return stream_finish(tag, why, r);
 }
 
 int tag_wake(Tag *tag, Failure *why)

@@ -29,8 +29,9 @@ typedef struct Tag {
     int users; /* calls that have it in hand, under `registry` */
     pthread_mutex_t lock;
     CUcontext context;
-    CUstream stream, second; /* of its copies; made at the first */
-    unsigned turn; /* which of the two copies next */
+    CUstream stream; /* of its copies; made at the first */
+    CUevent landed[2]; /* the last piece that was copied in, and the one before, by turns */
+    unsigned turn;
     Block *blocks;
     uint64_t wake_map_ns, wake_copy_ns;
 } Tag;
@@ -63,12 +64,12 @@ int backup_make(Tag *tag, Failure *why);
 /* Give the pinned memory back. */
 CUresult backup_drop(Block *b, Failure *why);
 uint64_t backup_bytes(const Block *b);
-/* Begin to copy a block in; streams_finish() waits for the last of it. */
+/* Begin to copy a block in; stream_finish() waits for the last of it. */
 CUresult backup_copy_in(Tag *tag, Block *b, Failure *why);
-CUresult streams_need(Tag *tag, Failure *why);
-/* Wait for both; `before`, where that was an error already. */
-CUresult streams_finish(Tag *tag, Failure *why, CUresult before);
-CUresult streams_drop(Tag *tag);
+CUresult stream_need(Tag *tag, Failure *why);
+/* Wait for what is on it; `before`, where that was an error already. */
+CUresult stream_finish(Tag *tag, Failure *why, CUresult before);
+CUresult stream_drop(Tag *tag);
 
 /* --- sleep.c: moves of a whole tag, which is locked and whose context is current -- */
 

@@ -67,7 +67,7 @@ static CUresult free_block(Tag *tag, Block *b)
     if (b->mapped) r = cu.cuCtxSynchronize();
     if (r == SUCCESS && b->mapped) r = block_unmap(b, NULL);
     if (r == SUCCESS) r = backup_drop(b, NULL);
-    if (r == SUCCESS && tag->blocks == b && !b->next) r = streams_drop(tag);
+    if (r == SUCCESS && tag->blocks == b && !b->next) r = stream_drop(tag);
     if (r == SUCCESS) r = cu.cuMemAddressFree(b->address, b->bytes);
     if (r != SUCCESS) return r;
     tag_remove(tag, b);
