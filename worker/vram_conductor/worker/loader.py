@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable
+from functools import partial
 
 from vram_conductor.protocol.errors import ConductorError, FailedPrecondition
 from vram_conductor.worker.backup import Backups, BackupView, plan_backups, room_bytes
@@ -12,6 +12,7 @@ from vram_conductor.worker.engine import Engine
 from vram_conductor.worker.hostroom import HostRoom
 from vram_conductor.worker.residency import Residency, Weights
 from vram_conductor.worker.store import Store
+from vram_conductor.worker.waker import Wakers
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +32,8 @@ class Loader:
         self._residency = residency
         self._room = HostRoom(store)
         self._clock = clock
-        self._wakes: list[tuple[Weights, threading.Thread]] = []
+        self._wakers = Wakers()
+        self._wakes: list[Weights] = []
         self._errors: list[Exception] = []
         self._began_ns: int | None = None
         self.loading = False
@@ -180,9 +182,8 @@ class Loader:
             self._wake(weights)
             self._note_wakes([weights])
             return
-        thread = threading.Thread(target=self._wake, args=(weights,), name="waker", daemon=True)
-        self._wakes.append((weights, thread))
-        thread.start()
+        self._wakes.append(weights)
+        self._wakers.begin(partial(self._wake, weights))
 
     def join(self) -> None:
         """Wait for all wakes that were started.
@@ -190,10 +191,9 @@ class Loader:
         Raises:
             ConductorError: ``wake_failed``: the first that failed; they all sleep on.
         """
+        self._wakers.join()
         wakes, self._wakes = self._wakes, []
-        for _, thread in wakes:
-            thread.join()
-        self._note_wakes([weights for weights, _ in wakes])
+        self._note_wakes(wakes)
         errors, self._errors = self._errors, []
         if errors:
             raise errors[0]
