@@ -10,7 +10,7 @@ from core_driver import GREEDY, Attempt, Driver, LanesKind
 from fake_engine import FakeEngine, FakeModel, ModelSpec, reference
 from fake_store import MemoryStore
 
-from vram_conductor.protocol.commands import Failed, Loaded
+from vram_conductor.protocol.commands import Budget, Failed, Loaded, WorkerOk
 from vram_conductor.protocol.errors import Internal, ResourceExhausted
 from vram_conductor.protocol.values import PoolShape
 from vram_conductor.worker.job import Receipt
@@ -298,6 +298,30 @@ def test_weights_that_are_read_and_refuse_to_sleep_stay_awake(times: int) -> Non
         assert right(driver, attempt, "full")
     books(driver)
     read.readers = left[0] = 0
+    turns(driver)
+
+
+def test_a_budget_waits_for_weights_that_are_read_and_refuse_to_sleep() -> None:
+    driver = three()
+    turns(driver, 1)
+    read = driver.core.residency.weights["chain"]
+    handle = read.handle
+    assert isinstance(handle, FakeModel)
+
+    def refused() -> None:
+        raise Internal("sleep_failed", "not now")
+
+    handle.sleep = refused  # type: ignore[method-assign]
+    read.readers = 1
+    op = driver.send(Budget, budget_bytes=0)
+    assert isinstance(driver.answer(op), WorkerOk)
+    assert read.resident
+    books(driver)
+    read.readers = 0
+    driver.core._agents.released(read)
+    assert driver.device.allocated_bytes == 0
+    books(driver)
+    driver.budget(ROOM_FOR_ONE)
     turns(driver)
 
 

@@ -255,7 +255,13 @@ class Agents:
         while moves := plan_shrink(world(self._residency, self._jobs, now_ns)).moves:
             pools, _ = touches(self._residency, moves)
             if self._traffic.quiet(pools):
-                self._mover.carry_out(moves, Receipt())
+                try:
+                    self._mover.carry_out(moves, Receipt())
+                except ConductorError as error:
+                    if not given_up(error):
+                        raise
+                    # It is being read; the rest goes when that is over, see released().
+                    log.error("the budget is not kept yet: %s", error.info.message)
                 return
             # What comes back may have ended jobs: that is another plan.
             self._traffic.quiesce(pools)
