@@ -531,6 +531,34 @@ def test_a_turn_in_a_pool_that_is_not_touched_starts_beside_a_haul(tight: Free) 
     tight.finish(op)
 
 
+def test_a_turn_beside_a_haul_does_not_wait_for_what_wakes() -> None:
+    """On a GPU weights wake on a thread of the hauler's: it waits for them, and nobody else."""
+    driver = Free(budget_bytes=1 << 20, slice_ms=1, sleepable=True)
+    driver.engine.device_kind = "cuda"
+    for model in NAMES:
+        driver.load(model, model)
+        driver.say(model, "abcd")
+    residency = driver.core.residency
+    driver.budget(residency.resident_bytes() - 1)
+    (asleep,) = [item.model for item in residency.weights.values() if item.asleep]
+    awake = next(name for name in NAMES if name != asleep)
+    driver.say(awake, " more")
+    driver.budget(1 << 20)
+    gate = stop_moves(driver, "wake")
+    op = driver.run(asleep, prompt=" more", continue_=True)
+    driver.until(lambda: driver.core.hauling)
+    gate.await_caller()
+    attempt = driver.say(awake, " more")
+    assert right(driver, attempt, awake)
+    assert driver.core.hauling
+    assert driver.attempts[op].prompt is None, "its weights are not there yet"
+    gate.open()
+    attempt = driver.finish(op)[0]
+    assert right(driver, attempt, asleep)
+    assert attempt.done.usage.reprefilled_tokens == 0
+    driver.lanes.close()
+
+
 def test_a_budget_that_shrinks_waits_for_the_haul_and_is_kept_then(tight: Free) -> None:
     gate, stream, op = held_up(tight)
     opener = threading.Timer(0.05, gate.open)

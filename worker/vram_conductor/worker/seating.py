@@ -116,7 +116,11 @@ class Seating:
         bring = partial(self._bring, transfer) if job.prompt is not None else None
         begin = self._clock()
         try:
-            self._mover.carry_out(plan.moves, job.receipt, reopen=reopen, meanwhile=bring)
+            if plan.moves:
+                self._mover.carry_out(plan.moves, job.receipt, reopen=reopen, meanwhile=bring)
+            elif bring is not None:
+                # The mover may be in use: this may be beside a haul.
+                bring()
         finally:
             transfer.took_ms = (self._clock() - begin) / 1e6
 
