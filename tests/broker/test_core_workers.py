@@ -763,6 +763,21 @@ def test_base_follows_the_worker_and_less_counts_only_with_a_sample_from_after_i
     assert agent(bench).state == "ready"
 
 
+def test_what_a_process_may_grow_by_is_promised_and_not_resident() -> None:
+    bench, worker, _client = setup()
+    before = device(bench).promised.promised_bytes
+    for used, booked in [(50, 66), (64, 68), (68, 72)]:
+        bench.advance(100)
+        memory = Memory(used_bytes=used * MIB, own_bytes=used * MIB, foreign_bytes=0)
+        lines = [Line("base", used * MIB)]
+        worker.residency(lines=lines, memory=memory, base_bytes=booked * MIB)
+        now = device(bench)
+        assert now.promised.promised_bytes - before == booked * MIB
+        assert (now.resident_bytes, now.unattributed_bytes) == (used * MIB, 0)
+    worker.residency(lines=[Line("base", 50 * MIB)], base_bytes=-1)
+    assert device(bench).promised.promised_bytes - before == 72 * MIB
+
+
 def test_less_base_lets_those_in_who_did_not_fit() -> None:
     bench, worker, client = setup()
     rest = 1024 * MIB - device(bench).promised.promised_bytes

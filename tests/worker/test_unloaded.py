@@ -8,6 +8,7 @@ from fake_engine import FakeDevice, ModelSpec
 
 from vram_conductor.protocol.values import DeviceInfo, Memory
 from vram_conductor.worker.gauge import Gauge, watch
+from vram_conductor.worker.growth import LATE_BYTES, STEP_BYTES
 from vram_conductor.worker.unexplained import Unexplained
 
 MODELS = [ModelSpec("one", scratch_bytes=12), ModelSpec("two", weights_bytes=300)]
@@ -115,6 +116,13 @@ def test_the_workers_gauge_grows_its_base() -> None:
     nvml.lost_bytes = 5
     before = core.revision
     gauge.sample(core.report().own_bytes)
-    assert core.residency.base_bytes == BASE + 5
     assert core.revision > before
+    assert core.residency.base_bytes == BASE + LATE_BYTES, "it was promised already"
+    assert core.report().lines[0].bytes == BASE + 5
+    assert str(LATE_BYTES - 5) in core.report().lines[0].detail
     assert gauge.sample(core.report().own_bytes).foreign_bytes == 0
+    nvml.lost_bytes = LATE_BYTES
+    gauge.sample(core.report().own_bytes)
+    assert core.report().own_bytes == BASE + LATE_BYTES
+    assert core.residency.base_bytes == BASE + LATE_BYTES + STEP_BYTES
+    assert core.residency.resident_bytes() == BASE + LATE_BYTES + STEP_BYTES

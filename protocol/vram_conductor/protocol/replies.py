@@ -40,7 +40,8 @@ class Ready(Base, frozen=True, kw_only=True, tag="READY"):
         worker: stable name (device and host).
         worker_epoch: nanoseconds of its start: larger is younger.
         build: llama.cpp library build, part of a parked state's identity.
-        base_bytes: what the process itself takes on the device (CUDA context).
+        base_bytes: what the process itself takes on the device (CUDA context), and may still grow
+            by.
         mechanism: ``state-swap`` or ``vmm-sleep``; ``mechanism_note`` says why.
         parked: states adopted from a previous life.
         host_total_bytes: arena capacity (shared memory) on the worker's host.
@@ -161,6 +162,8 @@ class Residency(Base, frozen=True, kw_only=True, tag="RESIDENCY"):
     ``lines`` hold the same keys as the ledger (``base``, ``weights:…``, ``pool:…``, and one
     ``scratch:…`` per live context); ``host_lines`` the arenas (``parked:<conversation>``).
     ``rates``: what moves of each kind took, see ``status.DeviceStatus``.
+    ``base_bytes``: what is to be promised for the process itself: the line ``base``, and what it
+    may still grow by; None: the line alone.
     """
 
     broker_epoch: int
@@ -172,6 +175,7 @@ class Residency(Base, frozen=True, kw_only=True, tag="RESIDENCY"):
     places: list[Place] = []
     swaps: int = 0
     rates: dict[str, MoveRate] = {}
+    base_bytes: int | None = None
 
 
 class WorkerPing(Base, frozen=True, kw_only=True, tag="W_PING"):

@@ -14,6 +14,7 @@ import msgspec
 
 from vram_conductor.protocol.errors import Unavailable
 from vram_conductor.protocol.values import DeviceInfo, Memory
+from vram_conductor.worker.growth import Growth
 from vram_conductor.worker.residency import Residency
 from vram_conductor.worker.unexplained import Unexplained
 
@@ -124,11 +125,21 @@ class Gauge:
 def watch(
     sampler: Measures, residency: Residency, jobs: Sized, arenas_pinned: Callable[[], int]
 ) -> Gauge:
-    """The gauge of a worker. ``arenas_pinned``: bytes of parked states that are pinned."""
+    """The gauge of a worker. ``arenas_pinned``: bytes of parked states that are pinned.
+
+    On a GPU the base counts from now on with what it may grow by.
+    """
+    growth = Growth(residency.base_bytes)
 
     def add_base(size: int) -> None:
-        residency.base_bytes += size
+        nonlocal growth
+        growth = growth.grown(size)
+        residency.base_bytes = growth.booked_bytes
+        residency.reserve_bytes = growth.reserve_bytes
         residency.revision += 1
+
+    if sampler.info().kind == "cuda":
+        add_base(0)
 
     def pinned() -> int:
         return arenas_pinned() + sum(item.lent_bytes for item in residency.weights.values())

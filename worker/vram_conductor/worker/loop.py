@@ -268,6 +268,7 @@ class EngineLoop:
             places=report.places,
             swaps=report.swaps,
             rates=report.rates,
+            base_bytes=core.residency.base_bytes,
         )
 
     def ready(self) -> Ready:

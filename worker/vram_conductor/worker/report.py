@@ -35,7 +35,7 @@ def report(
     residency: Residency, store: Store, where: Callable[[Conversation], Where], swaps: int
 ) -> Report:
     """The picture now. Keys are the ledger's."""
-    lines = [Line("base", residency.base_bytes), *_weights(residency), *_pools(residency)]
+    lines = [_base(residency), *_weights(residency), *_pools(residency)]
     shown = _recent(residency)
     places = [_place(conversation, store, where(conversation)) for conversation in shown]
     host_lines = [*_host_lines(places, store), *_pinned(residency)]
@@ -44,9 +44,16 @@ def report(
         host_lines,
         places,
         swaps,
-        residency.resident_bytes(),
+        residency.resident_bytes() - residency.reserve_bytes,
         residency.rates.report(),
     )
+
+
+def _base(residency: Residency) -> Line:
+    """What the process takes itself; more may be promised for it."""
+    late = residency.reserve_bytes
+    detail = f"{late} bytes more are kept for kernels that are loaded late" if late else ""
+    return Line("base", residency.base_bytes - late, detail=detail)
 
 
 def _weights(residency: Residency) -> list[Line]:

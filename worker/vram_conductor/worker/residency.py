@@ -196,6 +196,8 @@ class Residency:
     """Everything that the worker knows to be somewhere, by key.
 
     Attributes:
+        base_bytes: what counts for the process itself.
+        reserve_bytes: the part of it that it has not taken yet, see ``growth``.
         revision: counts changes that a report of what is where would show.
         rates: what moves took.
         shortage: the last time that the device had less than the budget says.
@@ -203,6 +205,7 @@ class Residency:
 
     def __init__(self, base_bytes: int, budget_bytes: int) -> None:
         self.base_bytes = base_bytes
+        self.reserve_bytes = 0
         self.budget_bytes = budget_bytes
         self.revision = 0
         self.rates = Rates()
@@ -214,7 +217,7 @@ class Residency:
         self.conversations: dict[ConversationKey, Conversation] = {}
 
     def resident_bytes(self) -> int:
-        """Bytes on the device now."""
+        """Bytes that count as on the device now."""
         total = self.base_bytes
         total += sum(weights.bytes for weights in self.weights.values() if weights.resident)
         live = [pool for pool in self.pools.values() if pool.handle]

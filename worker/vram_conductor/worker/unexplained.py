@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 MIB = 1 << 20
 
-DRIFT_BYTES = 16 * MIB
+DRIFT_BYTES = 32 * MIB
 """So much in all is taken for kernels and the like, which stay until the process ends."""
 
 RECYCLE_BYTES = 128 * MIB

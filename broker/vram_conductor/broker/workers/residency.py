@@ -48,6 +48,13 @@ def check_memory(memory: Memory) -> None:
     check_bytes("age_ms", memory.age_ms)
 
 
+def base_of(report: Residency) -> int | None:
+    """What is to be promised for the worker's process itself; None: it does not say."""
+    if report.base_bytes is not None:
+        return report.base_bytes
+    return next((line.bytes for line in report.lines if line.key == "base"), None)
+
+
 class Samples:
     """Carries samples into the ledgers, and budgets back to the workers."""
 
@@ -97,19 +104,18 @@ class Samples:
     def _book_base(self, device: Device, report: Residency, *, is_fresh: bool) -> None:
         """What the worker's process takes can change. More counts at once. Less counts only with
         a sample from after it: what was the base's before may be others' now."""
-        ledger = device.ledger
-        for line in report.lines:
-            if line.key != "base" or line.bytes == ledger.base_bytes:
-                continue
-            if line.bytes < ledger.base_bytes and not is_fresh:
-                continue
-            try:
-                ledger.set_base(line.bytes)
-            except ConductorError as error:
-                self._state.log("error", "bad_residency", device=device.id, reason=error.reason)
-                continue
-            self._state.admission_due.add(device.id)
-            self._state.dispatch_due.add(device.id)
+        ledger, base_bytes = device.ledger, base_of(report)
+        if base_bytes is None or base_bytes == ledger.base_bytes:
+            return
+        if base_bytes < ledger.base_bytes and not is_fresh:
+            return
+        try:
+            ledger.set_base(base_bytes)
+        except ConductorError as error:
+            self._state.log("error", "bad_residency", device=device.id, reason=error.reason)
+            return
+        self._state.admission_due.add(device.id)
+        self._state.dispatch_due.add(device.id)
 
     def _book_lines(self, device: Device, report: Residency) -> None:
         """What was really allocated replaces the estimates."""

@@ -282,6 +282,7 @@ def _reports() -> Cases:
                 places=[place],
                 swaps=12,
                 rates={"state_in": MoveRate(count=2, bytes=64, ms=1.5, last_bytes=32, last_ms=0.5)},
+                base_bytes=17,
             ),
             [],
         ),
