@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from core_driver import LanesKind
 from core_life import Life, Sleep
 from hypothesis import settings
@@ -38,10 +40,21 @@ TestLateSleep = LateSleep.TestCase
 
 
 class Free(Sleep):
-    """The same with threads."""
+    """The same with threads, which take turns as often as can be."""
 
     lanes: LanesKind = "free"
     joining = Joining(4)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._switch_s = sys.getswitchinterval()
+        sys.setswitchinterval(1e-6)
+
+    def teardown(self) -> None:
+        try:
+            super().teardown()
+        finally:
+            sys.setswitchinterval(self._switch_s)
 
 
 Free.TestCase.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
