@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from vram_conductor.client.bench_bed import Bed
 from vram_conductor.client.bench_report import BenchReport, Figure, number, percentile
 from vram_conductor.client.bench_sizes import ModelSizes, Sizes
 from vram_conductor.client.bench_stream import Stream
@@ -120,3 +123,16 @@ def test_a_capacity_holds_each_set_and_no_model_more() -> None:
     assert fixed + model.movable <= one < fixed + model.movable + small.movable
     both = sizes.capacity([["big", "small"], ["big"]])
     assert both >= fixed + model.movable + small.movable
+
+
+def test_errors_of_the_product_itself_are_found_in_its_log(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    error = [
+        "Traceback (most recent call last):",
+        '  File "x.py", line 1',
+        "    go()",
+        "OSError: no",
+    ]
+    log.write_text("\n".join(["INFO good", *error, "INFO goes on", "  indented", *error]))
+    bed = Bed("cpu", SimpleNamespace(log=log), None)  # type: ignore[arg-type]
+    assert bed.tracebacks() == [*error, *error]

@@ -104,6 +104,18 @@ class Bed:
         """Let time pass; what the worker does meanwhile is not measured."""
         threading.Event().wait(seconds)
 
+    def tracebacks(self) -> list[str]:
+        """What broker and worker wrote about errors of their own, line by line."""
+        found: list[str] = []
+        inside = False
+        for line in self.stage.log.read_text(errors="replace").splitlines():
+            starts = line.startswith("Traceback ")
+            # The lines of a traceback are indented, but for its first and its last one.
+            if starts or inside:
+                found.append(line)
+            inside = starts or (inside and line.startswith(" "))
+        return found[:LOG_LINES]
+
     # --- doing --------------------------------------------------------------------------------
 
     def start(self, agent: str, tokens: Sequence[int], **options: Any) -> Reply:

@@ -13,7 +13,7 @@ from vram_conductor.client.bench_setting import BenchModel, Setting
 from vram_conductor.protocol.status import DeviceStatus
 
 CPU_CAPACITY_BYTES = 4 << 30
-SLACK_BYTES = 96 << 20
+SLACK_BYTES = 40 << 20
 """For what differs between two starts of a worker, and for estimates that are a little over what
 is measured later; less where the models are small."""
 
