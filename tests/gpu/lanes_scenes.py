@@ -10,7 +10,9 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -93,6 +95,37 @@ def beside(driver: RealDriver, names: list[str], n: int) -> dict[str, Any]:
     }
 
 
+def where(driver: RealDriver, name: str, n: int) -> dict[str, float]:
+    """Where the time of one stream goes, by token, in us: computing, sampling, and all the rest
+    (waiting for the interpreter, and between two threads)."""
+    handle = driver.core.residency.pools[f"{driver.identity(name)}@f16"].handle
+    assert handle is not None
+    marks: list[tuple[float, float, float]] = []
+    decode, sample, begun = handle.decode, handle.sample, [0.0, 0.0]
+
+    def timed_decode(batch: Any) -> None:
+        begin = time.perf_counter()
+        decode(batch)
+        begun[:] = begin, time.perf_counter()
+
+    def timed_sample(slot: int, sampler: Any) -> int:
+        begin = time.perf_counter()
+        token = sample(slot, sampler)
+        marks.append((begun[0], begun[1], time.perf_counter() - begin + begun[1]))
+        return token
+
+    handle.decode, handle.sample = timed_decode, timed_sample  # type: ignore[method-assign]
+    driver.finish(driver.run(name, tokens=prompt(0), max_tokens=n))
+    driver.forget(name)
+    handle.decode, handle.sample = decode, sample  # type: ignore[method-assign]
+    tokens = list(pairwise(marks[1:]))
+    return {
+        "decode_us": round(median(end - begin for begin, end, _ in marks[1:]) * 1e6, 1),
+        "sample_us": round(median(done - end for _, end, done in marks[1:]) * 1e6, 1),
+        "rest_us": round(median(after[0] - before[2] for before, after in tokens) * 1e6, 1),
+    }
+
+
 def together(folder: str, n: str = "400") -> dict[str, Any]:
     """Three models, on one thread in turn and on lanes at once."""
     sys.setswitchinterval(SWITCH_S)
@@ -105,10 +138,11 @@ def together(folder: str, n: str = "400") -> dict[str, Any]:
         for at_once in (False, True):
             name = f"{lanes}, {'at once' if at_once else 'in turn'}"
             found[name] = ids_of(driver, list(files), int(n), at_once=at_once)
+        found[f"{lanes}, by token"] = {name: where(driver, name, int(n)) for name in files}
         driver.leave()
         driver.lanes.close()
         stage.close()
-    said = [item.pop("ids") for item in found.values()]
+    said = [item.pop("ids") for item in found.values() if "ids" in item]
     return {"same": all(ids == said[0] for ids in said), **found}
 
 
