@@ -9,6 +9,7 @@ import msgspec
 
 from vram_conductor.protocol.commands import Command, Reply
 from vram_conductor.protocol.errors import ConductorError, ErrorInfo, Internal
+from vram_conductor.worker.origin import origin
 
 Sent = tuple[msgspec.Struct, list[bytes]]
 """A message and its raw buffers."""
@@ -50,10 +51,13 @@ class Outbox:
 
 
 def info_of(error: Exception) -> ErrorInfo:
-    """The error as it travels; anything untyped is our own bug and says so."""
+    """The error as it travels; anything untyped is our own bug, and says where it is."""
     if isinstance(error, ConductorError):
         return error.info
+    where: dict[str, Any] = {**origin(error)}
     return Internal(
         "internal_error",
-        f"the worker failed with {type(error).__name__}; its log has the details",
+        f"the worker failed with {where['error']} in {where.get('at', 'an unknown place')}; "
+        "please report it; its log has the details",
+        **where,
     ).info
