@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import pytest
 from gguf_models import Arch, Spec, make_model
+from vmm_books import Books
 
+from vram_conductor.protocol.errors import ResourceExhausted
 from vram_conductor.protocol.values import PoolShape
 from vram_conductor.worker.llama.calibration import (
     CUBLAS_BYTES,
     SHAPES,
+    UNEVEN,
+    WIDE,
     calibrate,
 )
 from vram_conductor.worker.llama.dryrun import DryRunner
@@ -21,6 +26,7 @@ from vram_conductor.worker.llama.pool import LlamaPool
 from vram_conductor.worker.llama.samples import F16, Sample, write_sample
 from vram_conductor.worker.llama.scratch import Gpu
 from vram_conductor.worker.llama.tensors import read_tensors
+from vram_conductor.worker.vmm.library import Vmm
 
 MIB = 1 << 20
 OPTIONS = EngineOptions(n_ubatch=512, threads=1)
@@ -41,7 +47,7 @@ class Told:
 def readings(beyond: int, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Before and after each closing; the buffers themselves are seen as nothing."""
     monkeypatch.setattr(LlamaModel, "open_pool", _open_empty)
-    return [MIB, 0] * (2 + len(SHAPES)) + [beyond, 0]
+    return [MIB, 0] * (4 + len(SHAPES)) + [beyond, 0]
 
 
 def _open_empty(model: LlamaModel, shape: PoolShape) -> LlamaPool:
@@ -56,17 +62,55 @@ def test_what_a_plain_context_gives_back_is_cublas(monkeypatch: pytest.MonkeyPat
     assert not device.readings
 
 
+def test_sleeping_and_waking_are_tried_out(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    books = Books()
+    moves: list[str] = []
+    for name in ("back_up", "sleep", "wake"):
+        inner = getattr(books, name)
+        monkeypatch.setattr(
+            books, name, lambda *args, name=name, inner=inner: (moves.append(name), inner(*args))
+        )
+    device = Told(readings(98 * MIB, monkeypatch))
+    monkeypatch.setattr(LlamaModel, "open_pool", _open_sleepy)
+    assert calibrate(device, OPTIONS, cast("Vmm", books)).cublas_bytes == 98 * MIB
+    assert moves == ["back_up", "sleep", "sleep", "wake", "wake"]
+    assert not caplog.records
+
+
+def test_a_device_that_cannot_wake_is_calibrated_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    books = Books()
+
+    def refuse(tag: int) -> None:
+        raise ResourceExhausted("wake_failed", "others have taken it", retryable=True)
+
+    monkeypatch.setattr(books, "wake", refuse)
+    device = Told(readings(98 * MIB, monkeypatch))
+    monkeypatch.setattr(LlamaModel, "open_pool", _open_sleepy)
+    assert calibrate(device, OPTIONS, cast("Vmm", books)).cublas_bytes == 98 * MIB
+    assert "others have taken it" in caplog.text
+
+
+def _open_sleepy(model: LlamaModel, shape: PoolShape) -> LlamaPool:
+    pool = LlamaPool(model._model, model.info, model._options, shape, model._vmm)
+    pool.measured_bytes = 0
+    return pool
+
+
 @pytest.mark.parametrize("beyond", [-3 << 30, 0, 3 << 30])
 def test_nonsense_is_not_believed(beyond: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another program took or gave back gigabytes in between."""
     assert calibrate(Told(readings(beyond, monkeypatch)), OPTIONS).cublas_bytes == CUBLAS_BYTES
 
 
-@pytest.mark.parametrize("sample", [*SHAPES, Sample(), Sample(kind=F16)])
+@pytest.mark.parametrize("sample", [*SHAPES, UNEVEN, WIDE, Sample(), Sample(kind=F16)])
 def test_the_samples_are_models(tmp_path: Path, sample: Sample) -> None:
     path = tmp_path / "sample.gguf"
     write_sample(path, sample)
-    assert path.stat().st_size < 3 * MIB
+    assert path.stat().st_size < 4 * MIB
     kinds = {tensor.kind for tensor in read_tensors(str(path))}
     assert kinds == ({0, 1} if sample.kind else {0, 2, 8, 12, 14})
     model = LlamaModel(str(path), path.name, OPTIONS)

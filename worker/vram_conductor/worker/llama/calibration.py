@@ -3,8 +3,9 @@
 The first kernels of a process take memory that stays until it ends: their code, and the local
 memory of all threads together (68 MiB on an H200). Taken before ``base`` is measured, it belongs
 to ``base``, instead of to whichever model happens to come first; hence batches of all sizes that
-have kernels of their own, and the usual shapes of attention. The last model has plain matrices:
-what its context gives back is what cuBLAS takes per context.
+have kernels of their own, on empty and on filled caches, the usual shapes of attention, matrices
+whose rows do not divide evenly, and what sleeping and waking launches. The last model has plain
+matrices: what its context gives back is what cuBLAS takes per context.
 """
 
 from __future__ import annotations
@@ -17,11 +18,13 @@ from typing import Protocol
 
 import numpy as np
 
+from vram_conductor.protocol.errors import ConductorError
 from vram_conductor.protocol.values import KVType, PoolShape
 from vram_conductor.worker.llama.model import LlamaModel
 from vram_conductor.worker.llama.options import EngineOptions
 from vram_conductor.worker.llama.samples import F16, Sample, write_sample
 from vram_conductor.worker.llama.scratch import Gpu
+from vram_conductor.worker.vmm.library import Vmm
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +33,9 @@ CUBLAS_BYTES = 128 << 20
 
 _CUBLAS_RANGE = (1 << 20, 1 << 30)
 _CELLS = 1024
+_DEEP = 512
+"""Tokens that lie in the cache before the batches are tried again: attention over more of them is
+split among more blocks, and other kernels put their parts together."""
 
 ALL_SIZES = (*range(1, 9), 16, 24, 32, 40, 48, 64, 80, 96, 112, 128, 512)
 """Batches that matrix products have kernels of their own for (mmvq.cu, mmq.cu)."""
@@ -41,6 +47,13 @@ FEW_SIZES = (1, 2, 4, 8, 16, 32, 512)
 SHAPES = (Sample(4, 4), Sample(4, 1), Sample(8, 1), Sample(4, 2, 128), Sample(8, 2, 128))
 """Query heads per key: each has kernels of its own (``ggml_cuda_flash_attn_ext_mma_f16``)."""
 
+UNEVEN = Sample(9, 3)
+"""As many rows as are no multiple of 128 are multiplied by other kernels (``need_check`` in
+mmq.cuh)."""
+
+WIDE = Sample(16, 2, embd=1024, arch="qwen2")
+"""Rows of 1024 and more are normalised by other kernels (norm.cu)."""
+
 
 class Device(Protocol):
     """``device.CudaDevice``, or a stand-in."""
@@ -51,8 +64,11 @@ class Device(Protocol):
     def used_bytes(self) -> int: ...
 
 
-def calibrate(device: Device, options: EngineOptions) -> Gpu:
+def calibrate(device: Device, options: EngineOptions, vmm: Vmm | None = None) -> Gpu:
     """Warm the process up and find out what scratch depends on. Once, before anything is loaded.
+
+    Args:
+        vmm: through which weights and pools will sleep.
 
     Raises:
         ConductorError: ``load_failed``, ``pool_failed``, ``decode_failed``: the GPU cannot be used.
@@ -68,6 +84,11 @@ def calibrate(device: Device, options: EngineOptions) -> Gpu:
         run(Sample(), "q8_0", FEW_SIZES)
         for sample in SHAPES:
             run(sample, "f16", FEW_SIZES)
+        run(UNEVEN, "f16", ALL_SIZES)
+        run(WIDE, "f16", FEW_SIZES)
+        if vmm is not None:
+            write_sample(path, Sample())
+            _rehearse(path, options, vmm)
         cublas_bytes = run(Sample(kind=F16), "f16", FEW_SIZES)
     if not _CUBLAS_RANGE[0] <= cublas_bytes <= _CUBLAS_RANGE[1]:
         log.warning(
@@ -92,9 +113,13 @@ def _given_back(
     try:
         pool = model.open_pool(PoolShape(cells=_CELLS, slots=1, kv_type=kv_type))
         try:
-            for size in sizes:
-                ids = np.zeros(min(size, options.batch_tokens), np.int32)
-                pool.decode([(0, ids, 0, True)])
+            for depth in (0, min(_DEEP, options.batch_tokens)):
+                if depth:
+                    pool.decode([(0, np.zeros(depth, np.int32), 0, True)])
+                for size in sizes:
+                    ids = np.zeros(min(size, options.batch_tokens, _CELLS - depth), np.int32)
+                    pool.decode([(0, ids, depth, True)])
+                    pool.truncate(0, depth)
                 pool.truncate(0, 0)
             pool.warm_up()
             before = used_bytes()
@@ -103,3 +128,31 @@ def _given_back(
         return before - used_bytes() - pool.measured_bytes
     finally:
         model.close()
+
+
+def _rehearse(path: Path, options: EngineOptions, vmm: Vmm) -> None:
+    """Copy out and in, sleep and wake once: what the driver loads for that belongs to ``base``,
+    too. A device that cannot do it says so when it matters."""
+    try:
+        model = LlamaModel(str(path), path.name, options, vmm=vmm)
+        try:
+            pool = model.open_pool(PoolShape(cells=_CELLS, slots=1))
+            try:
+                pool.decode([(0, np.zeros(8, np.int32), 0, True)])
+                state = bytearray(pool.state_bytes(0))
+                pool.get_state(0, memoryview(state))
+                if model.sleepable and pool.sleepable:
+                    model.back_up()
+                    pool.sleep()
+                    model.sleep()
+                    model.wake()
+                    pool.wake()
+                pool.set_state(0, memoryview(state))
+                pool.decode([(0, np.zeros(1, np.int32), 8, True)])
+                pool.synchronize()
+            finally:
+                pool.close()
+        finally:
+            model.close()
+    except ConductorError as error:
+        log.warning("sleeping and waking were tried out and failed: %s", error.info.message)

@@ -34,9 +34,10 @@ class LlamaEngine:
         gpu: Gpu | None = None
         if options.device_kind == "cuda":
             self._device = CudaDevice()
-            gpu = calibrate(self._device, options)
         self.mechanism: Mechanism
         self._vmm, self.mechanism, self.mechanism_note = choose_mechanism(options)
+        if self._device is not None:
+            gpu = calibrate(self._device, options, self._vmm)
         self.estimator = LlamaEstimator(options, gpu)
         self.estimator.start()
         self._facts: dict[str, Facts] = {}
