@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from vram_conductor.protocol.values import PoolShape, Sampling
 from vram_conductor.worker.engine import Tokens
 from vram_conductor.worker.llama.model import LlamaModel
 from vram_conductor.worker.llama.pool import LlamaPool
+from vram_conductor.worker.llama.sampler import largest
 
 if TYPE_CHECKING:
     from vram_conductor.worker.llama.engine import LlamaEngine
@@ -48,6 +50,22 @@ def pool(llama: LlamaModel) -> Iterator[LlamaPool]:
     pool = llama.open_pool(PoolShape(256, 2))
     yield pool
     pool.close()
+
+
+def test_the_largest_logit_is_what_llama_cpp_takes(llama: LlamaModel, pool: LlamaPool) -> None:
+    """With a bias that changes nothing llama.cpp's own chain samples."""
+    quick, chain = llama.sampler(GREEDY, [], 0), llama.sampler(GREEDY, [(0, -1e9)], 0)
+    prompt = some_ids(9, 3)
+    prefill(pool, 0, prompt)
+    for at in range(9, 60):
+        token = pool.sample(0, quick)
+        assert pool.sample(0, chain) == token
+        pool.decode([(0, np.array([token], np.int32), at, True)])
+    logits = (ctypes.c_float * 5)(1.0, 3.0, 2.0, 3.0, -math.inf)
+    pointer = ctypes.cast(logits, ctypes.POINTER(ctypes.c_float))
+    assert largest(pointer, 5) == 1, "the first of several"
+    logits[2] = math.nan
+    assert largest(pointer, 5) == 2
 
 
 def test_slots_of_one_batch_get_their_own_logits(llama: LlamaModel, pool: LlamaPool) -> None:

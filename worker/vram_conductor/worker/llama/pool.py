@@ -116,11 +116,10 @@ class LlamaPool:
         """
         assert isinstance(sampler, LlamaSampler)
         index = self._batch.last[slot]
-        token = int(ll.llama_sampler_sample(sampler.handle, self._context, index))
+        logits = ll.llama_get_logits_ith(self._context, index)
+        token = sampler.pick(self._context, index, logits)
         # One that is not a number makes all of them so within a layer; one look is enough.
-        if not 0 <= token < self._n_vocab or not isfinite(
-            ll.llama_get_logits_ith(self._context, index)[token]
-        ):
+        if not 0 <= token < self._n_vocab or not isfinite(logits[token]):
             raise Internal(
                 "bad_logits",
                 "the model computed logits that are no numbers; reset the conversation, and "
