@@ -121,16 +121,16 @@ def whole_tensors_are_copies_of_their_own() -> None:
 
 @scene
 def large_states_are_waited_for_now_and_then() -> None:
-    size = 40 << 20
+    size = 80 << 20
     copier = Copier(size)
     with copier.vmm.gathered():
         copier.out(0, 0, size)
-    assert copier.counts() == (3, 3), "16, 16 and 8 MiB"
+    assert copier.counts() == (3, 3), "32, 32 and 16 MiB"
     assert copier.here.raw == copier.there.raw
     with copier.vmm.gathered():
         for part in range(5):
-            copier.back(part * (7 << 20) + 4096 * part, part * (7 << 20), 7 << 20)
-    assert copier.counts() == (5, 2), "three of 7 MiB, and two"
+            copier.back(part * (14 << 20) + 4096 * part, part * (14 << 20), 14 << 20)
+    assert copier.counts() == (5, 2), "three of 14 MiB, and two"
 
 
 @scene

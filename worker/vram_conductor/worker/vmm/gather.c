@@ -21,7 +21,7 @@ typedef void *cudaStream;
 enum { SUCCESS = 0, NOT_INITIALIZED = 3, TO_DEVICE = 1, TO_HOST = 2 };
 #define ROW_MAX ((size_t)32 << 10) /* a wider piece takes longer to copy than to put on a stream */
 #ifndef AHEAD
-#define AHEAD ((size_t)16 << 20) /* under way at most: what others copy meanwhile waits behind it */
+#define AHEAD ((size_t)32 << 20) /* under way at most: what others copy meanwhile waits behind it */
 #endif
 #define STEP_MAX ((size_t)1 << 30) /* a pitch of the runtime's 2D copy is below 2^31 */
 
