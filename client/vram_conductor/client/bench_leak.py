@@ -25,7 +25,7 @@ N_CTX = {"cuda": 4096, "cpu": 1024}
 TOKENS = {"cuda": 640, "cpu": 64}
 LONGEST = {"cuda": 960, "cpu": 96}
 """About what a conversation has when it is filled anew."""
-SWITCHES_SHARE = 0.55
+SWITCHES_SHARE = 0.48
 """Of the time; the random steps have the rest."""
 
 
