@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 from gguf_models import Arch, Spec, make_model
@@ -67,11 +67,18 @@ def test_sleeping_and_waking_are_tried_out(
 ) -> None:
     books = Books()
     moves: list[str] = []
-    for name in ("back_up", "sleep", "wake"):
+
+    def note(name: str) -> None:
         inner = getattr(books, name)
-        monkeypatch.setattr(
-            books, name, lambda *args, name=name, inner=inner: (moves.append(name), inner(*args))
-        )
+
+        def noted(*arguments: Any) -> None:
+            moves.append(name)
+            inner(*arguments)
+
+        monkeypatch.setattr(books, name, noted)
+
+    for name in ("back_up", "sleep", "wake"):
+        note(name)
     device = Told(readings(98 * MIB, monkeypatch))
     monkeypatch.setattr(LlamaModel, "open_pool", _open_sleepy)
     assert calibrate(device, OPTIONS, cast("Vmm", books)).cublas_bytes == 98 * MIB
