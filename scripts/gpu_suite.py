@@ -29,7 +29,7 @@ from typing import Any, TextIO
 
 ROOT = Path(__file__).resolve().parents[1]
 PARTS = ("protocol", "client", "broker", "worker")
-BENCHES = {"parallel": 50, "switch": 150, "estimate": 90, "leak": 150}
+BENCHES = {"parallel": 50, "switch": 150, "estimate": 50, "leak": 150}
 STEPS = {"tests": 120, **BENCHES}
 """Shares of the time, in order."""
 
