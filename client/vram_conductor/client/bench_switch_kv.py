@@ -16,6 +16,8 @@ OUT_SHARE, IN_SHARE = 75.0, 50.0
 BESIDE_SHARE = 95.0
 SPARE_TOKENS = 512
 PACE_S = 0.005
+PINNED_AFTER = 3
+"""What was parked so often is pinned: it comes back at the bus's rate, which is the harder test."""
 
 
 def kv(switching: Switching) -> None:
@@ -101,6 +103,9 @@ def _prefetch_beside(switching: Switching, bed: Bed, tokens: int) -> None:
         with Busy(lambda index: _take_and_free(bed, index)):
             control.append(stream_for(bed, "c", seconds, n_max).tokens_per_s())
         fill(bed, "x", tokens)
+        for index in range(PINNED_AFTER):
+            short_turn(bed, "x", index)
+            bed.pause(0.1)
         before = bed.rates()
         with Busy(lambda index: _take_and_free(bed, index)) as busy:
             fetching.append(stream_for(bed, "c", seconds, n_max).tokens_per_s())
