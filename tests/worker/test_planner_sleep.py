@@ -397,6 +397,14 @@ def test_an_opening_at_registration_only_puts_idle_things_to_sleep() -> None:
         assert plan_open(there, "a", gentle=True) == Blocked("bytes", 150, 150)
 
 
+def test_an_opening_at_registration_closes_no_pool_of_an_agent_for_its_scratch() -> None:
+    there = world(
+        150, closed("a"), weights("a"), pool("b", "x"), replace(tired("b"), scratch_bytes=7)
+    )
+    assert isinstance(plan_open(there, "a"), Plan)
+    assert isinstance(plan_open(there, "a", gentle=True), Blocked)
+
+
 @given(there=worlds(), data=st.data())
 def test_a_gentle_opening_takes_nothing_from_any_agent_that_works(
     there: World, data: st.DataObject

@@ -88,6 +88,8 @@ class _Choice:
             return self._step(tier, after, pool, pool.cost_ms + pool.kv_ms)
         if not self.world.weights[pool.model].scratch_bytes:
             return None
+        if pool.owned and self.rank is rank_gentle:
+            return None
         after = _with(chosen, sleeping=chosen.sleeping - one, closed=chosen.closed | one)
         return self._step(tier, after, pool, pool.cost_ms)
 
