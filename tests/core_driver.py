@@ -21,6 +21,7 @@ import msgspec
 import numpy as np
 from fake_engine import FakeDevice, FakeEngine, ModelSpec
 from fake_store import MemoryStore
+from owners import Owners
 
 from vram_conductor.protocol.commands import (
     Budget,
@@ -210,7 +211,7 @@ class Driver:
         elif self.kind != "inline":
             ahead = 1 if self.kind == "lockstep" else AHEAD
             self.lanes = ThreadLanes(lambda: self.woken.put(None), ahead)
-        return Core(
+        core = Core(
             self.real_engine or self.engine,
             self.real_store or self.store,
             worker_epoch=WORKER_EPOCH,
@@ -225,6 +226,8 @@ class Driver:
             joining=self.joining,
             prefetch=self.kind in ("free", "late"),
         )
+        Owners(core, self.device.violations)
+        return core
 
     # --- commands -----------------------------------------------------------------------------
 
