@@ -27,7 +27,10 @@ def test_a_walk_breaks_nothing_and_leaves_nothing(tmp_path: Path) -> None:
         assert found.problems == []
         assert found.steps == 160
         assert found.counts["decode"] > 20
+        assert found.counts["collect"] > 10
         assert found.counts["register"] > 3
+        vain = [n for what, n in found.counts.items() if what.endswith("no_such_agent")]
+        assert sum(vain) < found.steps // 8, "most steps are made by agents that exist"
         report = bed.conductor.status()
         assert report.agents_total == 0
         lines = {line.key for line in bed.status().promised.lines if line.bytes}
@@ -38,7 +41,7 @@ def test_what_is_no_refusal_is_a_problem() -> None:
     """Otherwise the bench would walk happily over a broken system."""
     walker = Walker.__new__(Walker)
     walker.steps, walker.problems, walker._name = 7, [], "w0"
-    walker.counts = Counter()
+    walker.counts, walker._doing = Counter(), lambda who, what: None
 
     def fails(error: Exception) -> Any:
         def _act() -> None:

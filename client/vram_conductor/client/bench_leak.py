@@ -82,7 +82,7 @@ def measure(setting: Setting, report: BenchReport, say: Callable[[str], None]) -
         status = bed.status()
         report.device_name = status.name
         assert status.worker is not None
-        with MemoryWatch(setting.device, status.worker.pid) as watch:
+        with MemoryWatch(setting.device, status.worker.pid, look=bed.status) as watch:
             levels = _lives(setting, bed, watch, cast, say)
     _level_rows(report, levels)
     if setting.on_cuda:
@@ -111,11 +111,12 @@ def _lives(
 ) -> Levels:
     fresh = watch.now()
     say("a short life, for what is made once")
+    watch.doing("", "registering")
     register(bed, cast)
     for tokens in (TOKENS[setting.kind], LONGEST[setting.kind]):
-        _refill(bed, cast, tokens)
-        _alternate(bed, cast, WARM_UP if setting.on_cuda else 2)
-    _leave(bed, cast)
+        _refill(bed, watch, cast, tokens)
+        _alternate(bed, watch, cast, WARM_UP if setting.on_cuda else 2)
+    _leave(bed, watch, cast)
     empty = watch.now()
     end_s = watch.at_s[-1] + setting.left_s * SWITCHES_SHARE
     # The first one decides: where the time is short, the second has fewer switches.
@@ -134,10 +135,12 @@ def _life(
     say: Callable[[str], None],
 ) -> Life:
     tokens = TOKENS[setting.kind]
+    watch.doing("", "registering")
     register(bed, cast)
-    _refill(bed, cast, tokens)
+    _refill(bed, watch, cast, tokens)
+    watch.doing("", "copying weights to host memory")
     warm_up(bed, [role.agent for role in cast])
-    _alternate(bed, cast, WARM_UP if setting.on_cuda else 2)
+    _alternate(bed, watch, cast, WARM_UP if setting.on_cuda else 2)
     before = watch.now()
     unexplained = _note_lines(bed, watch)
     wanted = setting.number(cuda=1000, cpu=10)
@@ -146,14 +149,14 @@ def _life(
     begin_s, done = watch.at_s[-1], 0
     while done < wanted and (watch.at_s[-1] < end_s or done < 2):
         if done and done % REFILL_EVERY == 0:
-            _refill(bed, cast, tokens)
-        _alternate(bed, cast, 2)
+            _refill(bed, watch, cast, tokens)
+        _alternate(bed, watch, cast, 2)
         done += 2
         if done % LINES_EVERY == 0:
             _note_lines(bed, watch)
     seconds = watch.at_s[-1] - begin_s
     after = watch.now()
-    _leave(bed, cast)
+    _leave(bed, watch, cast)
     watch.mark("all unregistered")
     return Life(before, after, watch.now(), unexplained, done, seconds)
 
@@ -165,20 +168,24 @@ def _note_lines(bed: Bed, watch: MemoryWatch) -> int:
     return status.unattributed_bytes
 
 
-def _leave(bed: Bed, cast: list[Role]) -> None:
+def _leave(bed: Bed, watch: MemoryWatch, cast: list[Role]) -> None:
     for role in cast:
+        watch.doing("", f"unregistering {role.agent}")
         bed.conductor.unregister(role.agent)
 
 
-def _refill(bed: Bed, cast: list[Role], tokens: int) -> None:
+def _refill(bed: Bed, watch: MemoryWatch, cast: list[Role], tokens: int) -> None:
     for role in cast:
+        watch.doing("", f"filling {role.agent} with {tokens} tokens")
         fill(bed, role.agent, tokens)
 
 
-def _alternate(bed: Bed, cast: list[Role], switches: int) -> None:
+def _alternate(bed: Bed, watch: MemoryWatch, cast: list[Role], switches: int) -> None:
     """An even number of them, so that the last agent has the device at the end."""
     for index in range(switches):
-        short_turn(bed, cast[index % len(cast)].agent, index)
+        agent = cast[index % len(cast)].agent
+        watch.doing("", f"a switch to {agent}")
+        short_turn(bed, agent, index)
 
 
 def _foreign(status: DeviceStatus) -> int:
@@ -224,6 +231,6 @@ def _level_rows(report: BenchReport, levels: Levels) -> None:
 
 def _peak_row(report: BenchReport, watch: MemoryWatch, status: DeviceStatus) -> None:
     cap, own = status.promised.cap_bytes, max(watch.used_bytes) - _foreign(status)
-    note = f"peak {own / MIB:.0f} MiB of a cap of {cap / MIB:.0f} MiB"
+    note = f"peak {own / MIB:.0f} MiB of a cap of {cap / MIB:.0f} MiB, {watch.why()}"
     what = f"most ever in use, over the cap ({len(watch.used_bytes)} samples)"
     report.add(Figure("peak", what, max(0, own - cap) / MIB, "MiB", 0.0, "<=", note))

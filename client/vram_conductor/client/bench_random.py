@@ -26,6 +26,13 @@ RUNNING = 3
 
 LOOK_EVERY = 50
 PROBLEMS_MAX = 20
+VAIN = 0.1
+"""Of the steps that must fail, so many are made all the same; others make room for such that can
+do something."""
+
+LARGE = 0.3
+"""Of the leases, so many may be large enough to keep everybody else away."""
+
 LEASE_S = 45.0
 """Longer than the broker waits for room: it says what is wrong."""
 
@@ -69,17 +76,20 @@ def walk(
     seed: int,
     seconds: float,
     walkers: int = 4,
+    doing: Callable[[str, str], None] = lambda who, what: None,
 ) -> Walk:
     """So many random steps, or as many as fit into the time; nobody is registered afterwards.
 
     Args:
         n_ctx: of the largest agents.
         walkers: threads that share the steps.
+        doing: told who is about to do what.
     """
     until_s = time.monotonic() + seconds
     each = [steps // walkers + (at < steps % walkers) for at in range(walkers)]
     all_of_them = [
-        Walker(bed, models, f"w{at}", n_ctx, random.Random(seed + at)) for at in range(walkers)
+        Walker(bed, models, f"w{at}", n_ctx, random.Random(seed + at), doing)
+        for at in range(walkers)
     ]
     threads = [
         threading.Thread(target=walker.run, args=(count, until_s), daemon=True)
@@ -110,32 +120,31 @@ class Walker:
         name: str,
         n_ctx: int,
         draw: random.Random,
+        doing: Callable[[str, str], None],
     ) -> None:
         self.steps = 0
         self.counts: Counter[str] = Counter()
         self.problems: list[str] = []
         self._bed, self._models, self._name, self._draw = bed, models, name, draw
-        self._n_ctx = n_ctx
+        self._n_ctx, self._doing = n_ctx, doing
         self._agents: set[str] = set()
         self._leases: set[str] = set()
         self._running: list[Reply] = []
         self._acts: list[tuple[Callable[[], None], int]] = [
             (self._decode, 44),
-            (self._collect, 22),
+            (self._collect, 20),
             (self._register, 12),
-            (self._unregister, 6),
+            (self._unregister, 5),
             (self._reset, 6),
             (self._cancel, 4),
             (self._lease, 3),
-            (self._release, 3),
+            (self._release, 6),
         ]
 
     def run(self, steps: int, until_s: float) -> None:
         """Make the steps, then leave nothing behind."""
-        acts, weights = zip(*self._acts, strict=True)
         while self.steps < steps and time.monotonic() < until_s:
-            act = self._draw.choices(acts, weights)[0]
-            self._try(act)
+            self._try(self._next())
             self.steps += 1
             if self.steps % LOOK_EVERY == 0:
                 self._try(self._look)
@@ -146,8 +155,23 @@ class Walker:
         while self._leases:
             self._try(self._release)
 
+    def _next(self) -> Callable[[], None]:
+        """Any step; mostly one that is not in vain."""
+        acts, weights = zip(*self._acts, strict=True)
+        act: Callable[[], None] = self._draw.choices(acts, weights)[0]
+        if self._draw.random() < VAIN:
+            return act
+        if act == self._register and len(self._agents) == AGENTS:
+            return self._decode
+        if act == self._lease and self._leases:
+            return self._release
+        if not self._agents and act in (self._decode, self._unregister, self._reset):
+            return self._register
+        return act
+
     def _try(self, act: Callable[[], None]) -> None:
         name = act.__name__.removeprefix("_")
+        self._doing(self._name, name)
         try:
             act()
             self.counts[name] += 1
@@ -163,7 +187,9 @@ class Walker:
     # --- steps --------------------------------------------------------------------------------
 
     def _register(self) -> None:
-        name = f"{self._name}-{self._draw.randrange(AGENTS)}"
+        names = [f"{self._name}-{at}" for at in range(AGENTS)]
+        free = [name for name in names if name not in self._agents]
+        name = self._draw.choice(free if free and self._draw.random() >= VAIN else names)
         kinds: list[KVType] = ["f16", "f16", "q8_0"]
         self._bed.conductor.register(
             name,
@@ -214,8 +240,10 @@ class Walker:
 
     def _lease(self) -> None:
         name = f"{self._name}-lease"
-        share = self._draw.uniform(0.01, 0.3)
-        size = int(share * self._bed.status().promised.cap_bytes)
+        share = self._draw.uniform(0.01, 0.3 if self._draw.random() < LARGE else 0.08)
+        promised = self._bed.status().promised
+        base_bytes = sum(line.bytes for line in promised.lines if line.key == "base")
+        size = int(share * (promised.cap_bytes - base_bytes))
         self._bed.conductor.lease(
             name, size, ttl_s=self._draw.randint(1, 3), device=self._bed.device, timeout_s=LEASE_S
         )

@@ -15,6 +15,9 @@ from vram_conductor.protocol.status import DeviceStatus
 MIB = 1 << 20
 STEPS = 10_000
 N_CTX = {"cuda": 2048, "cpu": 512}
+WALKERS = {"cuda": 8, "cpu": 4}
+"""On a GPU most of a step is waiting: for a job's turn, for a lease's room."""
+
 SEED = 20240607
 
 
@@ -32,7 +35,7 @@ def random_steps(setting: Setting, report: BenchReport, say: Callable[[str], Non
     with open_bed(setting, "timeshare", capacity) as bed:
         status = bed.status()
         assert status.worker is not None
-        with MemoryWatch(setting.device, status.worker.pid) as watch:
+        with MemoryWatch(setting.device, status.worker.pid, look=bed.status) as watch:
             begin = watch.now()
             steps = 10 * setting.number(cuda=STEPS // 10, cpu=10)
             say(f"{steps} random steps")
@@ -44,6 +47,8 @@ def random_steps(setting: Setting, report: BenchReport, say: Callable[[str], Non
                 steps=steps,
                 seed=SEED,
                 seconds=0.85 * setting.left_s,
+                walkers=WALKERS[setting.kind],
+                doing=watch.doing,
             )
             watch.mark("all gone")
             end = watch.now()
@@ -71,7 +76,7 @@ def _rows(
         return
     foreign = status.memory.foreign_bytes if status.memory else 0
     cap, peak = status.promised.cap_bytes, max(watch.used_bytes) - foreign
-    note = f"peak {peak / MIB:.0f} MiB of a cap of {cap / MIB:.0f} MiB"
+    note = f"peak {peak / MIB:.0f} MiB of a cap of {cap / MIB:.0f} MiB, {watch.why()}"
     what = "most ever in use meanwhile, over the cap"
     report.add(Figure("walk_peak", what, max(0, peak - cap) / MIB, "MiB", 0.0, note=note))
     what = "in use after the last of them, over before the first"
