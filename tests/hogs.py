@@ -19,8 +19,12 @@ import sys
 blocks = []
 print("ready", flush=True)
 for line in sys.stdin:
-    blocks.append(b"x" * int(line))
-    print("took", flush=True)
+    try:
+        blocks.append(b"x" * int(line))
+    except MemoryError:
+        print(f"no {int(line)} bytes", flush=True)
+    else:
+        print("took", flush=True)
 """
 
 CUPY = """
@@ -30,8 +34,13 @@ cupy.cuda.Device(int(sys.argv[1])).use()
 blocks = [cupy.cuda.runtime.malloc(1 << 20)]
 print("ready", flush=True)
 for line in sys.stdin:
-    blocks.append(cupy.cuda.runtime.malloc(int(line)))
-    print("took", flush=True)
+    try:
+        blocks.append(cupy.cuda.runtime.malloc(int(line)))
+    except cupy.cuda.runtime.CUDARuntimeError as error:
+        free, total = cupy.cuda.runtime.memGetInfo()
+        print(f"no {int(line)} bytes, {free} of {total} are free: {error}", flush=True)
+    else:
+        print("took", flush=True)
 """
 
 
@@ -48,7 +57,8 @@ class Hog:
         self._hear("ready")
 
     def take(self, n_bytes: int) -> None:
-        """It has taken so much more when this returns."""
+        """It has taken so much more when this returns. Only what is free can be had: whoever has
+        memory keeps it until he is asked. AssertionError says what the program said instead."""
         assert self._process.stdin is not None
         self._process.stdin.write(f"{n_bytes}\n")
         self._process.stdin.flush()
@@ -61,7 +71,11 @@ class Hog:
 
     def _hear(self, word: str) -> None:
         assert self._process.stdout is not None
-        assert self._process.stdout.readline().strip() == word
+        said = self._process.stdout.readline().strip()
+        if said == word:
+            return
+        code = "runs on" if said else f"ended with {self._process.wait(WAIT_S)}"
+        raise AssertionError(f"the foreign program has not said {word!r} but {said!r}; it {code}")
 
     def __enter__(self) -> Self:
         return self

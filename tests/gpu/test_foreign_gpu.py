@@ -17,6 +17,8 @@ TURNS = [some_tokens(60, seed, VOCAB) for seed in range(3)]
 ENDLESS = 3900
 AGENTS = {"runs": "0.36B", "rests": "0.5B"}
 NEWCOMER = "1.2B"
+ROOM = 4 << 30
+"""For all three and the process itself; others may have the rest of the card."""
 
 
 @pytest.fixture
@@ -55,9 +57,16 @@ def test_a_foreign_program_takes_the_card_from_agents_that_run(
     hog: Hog,
     cuda_scene: Callable[..., Scene],
     random_model: Callable[[str], Path],
+    used_bytes: Callable[[], int],
 ) -> None:
-    scene = start(cuda_scene, random_model, worker="sample_ms = 200")
+    """Agents were given a part of the card, and another program takes more than the rest: it finds
+    the memory at once, since nobody has it, and what it takes is missing in their part."""
+    capacity = used_bytes() + ROOM
+    scene = start(cuda_scene, random_model, worker="sample_ms = 200", capacity_bytes=capacity)
+    device = scene.device(cuda)
+    assert ROOM // 2 < device.budget_bytes < ROOM + 64 * MIB
     take = all_but(scene, cuda, base(scene, cuda) + needs(scene) // 2)
+    assert take > device.budget_bytes - device.resident_bytes, "somebody must go"
     newcomer = str(random_model(NEWCOMER))
     while_agents_run(scene, cuda, hog, take, TURNS, "runs", "rests", newcomer, ENDLESS)
 
