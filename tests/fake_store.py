@@ -54,7 +54,8 @@ class MemoryStore:
         self.commits += 1
 
     def meta(self, key: ConversationKey) -> ParkedMeta | None:
-        return self.states[key][0] if key in self.states else None
+        found = self.states.get(key)
+        return found[0] if found else None
 
     def read(self, key: ConversationKey) -> tuple[ParkedMeta, memoryview] | None:
         if key in self.corrupt:
@@ -63,7 +64,9 @@ class MemoryStore:
             raise DataLoss("state_corrupt", "checksum")
         if key not in self.states:
             return None
-        meta, blob = self.states[key] = self.states.pop(key)
+        meta, blob = self.states[key]
+        # The most recently used one is the last; without a moment in which it is not there.
+        self.states = {**{k: v for k, v in self.states.items() if k != key}, key: (meta, blob)}
         return meta, memoryview(blob)
 
     def delete(self, key: ConversationKey) -> None:
@@ -76,4 +79,5 @@ class MemoryStore:
         return False
 
     def bytes(self, key: ConversationKey) -> int:
-        return len(self.states[key][1]) if key in self.states else 0
+        found = self.states.get(key)
+        return len(found[1]) if found else 0

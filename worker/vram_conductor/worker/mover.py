@@ -169,7 +169,7 @@ class Mover:
             slot.job.leave_slot(self._clock(), front=front)
         if name not in receipt.evicted:
             receipt.evicted.append(name)
-        self._parking.release(pool, slot)
+        self._parking.vacate(pool, slot)
         self.swaps += 1
         self._residency.revision += 1
 

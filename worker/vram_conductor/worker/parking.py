@@ -57,14 +57,15 @@ class Parking:
                 if self._has_better(conversation, pool, slot):
                     return 0
                 written = self._write(conversation, pool, pool.handle, slot)
+                # Before anybody else can give this very state up.
+                conversation.lost = ""
+                slot.clean = True
         except Exception as error:
             info = info_of(error)
             bug = error if info.reason == "internal_error" else None
             log.warning("%s is not parked: %s", conversation.key, info.message, exc_info=bug)
             conversation.lost = f"not_parked: {info.reason}"
             return 0
-        conversation.lost = ""
-        slot.clean = True
         return written
 
     def _has_better(self, conversation: Conversation, pool: PoolState, slot: Slot) -> bool:
@@ -124,14 +125,15 @@ class Parking:
                 if not chosen:
                     raise
                 for victim in chosen:
-                    self._give_up(
-                        self._residency.conversation(victim), f"not_parked: {error.reason}"
-                    )
+                    talk = self._residency.conversations[victim]
+                    self._give_up(talk, f"not_parked: {error.reason}")
 
     def _give_up(self, conversation: Conversation, reason: str) -> None:
         self.discard(conversation)
-        if conversation.slot is not None:
-            conversation.slot.clean = False
+        # Read once: others may empty it at any moment, see vacate().
+        slot = conversation.slot
+        if slot is not None:
+            slot.clean = False
         else:
             conversation.lost = reason
 
@@ -261,6 +263,13 @@ class Parking:
         if slot.conversation is not None:
             slot.conversation.slot = slot.conversation.pool = None
             slot.conversation = None
+
+    def vacate(self, pool: PoolState, slot: Slot) -> None:
+        """:meth:`release` what was parked. Another thread may have given that state up by now."""
+        conversation, held = slot.conversation, len(slot.tape)
+        self.release(pool, slot)
+        if conversation and held and not self._store.meta(conversation.key):
+            conversation.lost = conversation.lost or "not_parked: arena_full"
 
     def roll_back(self, conversation: Conversation) -> None:
         """A job was stopped before its first token: leave in the slot only what is of the
