@@ -95,13 +95,13 @@ def moves(device: CudaDevice, blocks: Sequence[int]) -> dict[str, float]:
 
 
 def small_copies_s(device: CudaDevice, host: ctypes.c_void_p, address: int) -> float:
-    """As for a small conversation's KV: pieces of a few hundred KiB, each of them waited for."""
+    """As for a small conversation's KV: pieces of a few hundred KiB, waited for together."""
     stream, runtime = ctypes.c_void_p(PER_THREAD), device.runtime
     begun = time.perf_counter()
     for at in range(0, SMALL_PIECES * SMALL_BYTES, SMALL_BYTES):
         place = ctypes.c_void_p((host.value or 0) + at)
         assert not runtime.cudaMemcpyAsync(address + at, place, SMALL_BYTES, 1, stream)
-        assert not runtime.cudaStreamSynchronize(stream)
+    assert not runtime.cudaStreamSynchronize(stream)
     return time.perf_counter() - begun
 
 
