@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from typing import Any
+
+import pytest
 from core_driver import Driver
 from fake_engine import ModelSpec
 from fake_store import MemoryStore
 
 from vram_conductor.protocol.commands import Loaded
-from vram_conductor.protocol.values import PoolShape
+from vram_conductor.protocol.values import MoveRate, PoolShape
+from vram_conductor.worker import rates as module
 from vram_conductor.worker.rates import Rates
 
 MODELS = [ModelSpec("one"), ModelSpec("two")]
@@ -36,3 +42,23 @@ def test_small_moves_count_and_say_nothing_about_a_rate() -> None:
     rates.note("state_in", 1 << 24, 2.0)
     assert rates.expect_ms("state_in", 1 << 24) == 2.0
     assert rates.report()["state_in"].count == 2
+
+
+def test_nothing_is_lost_that_is_noted_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def slow(**fields: Any) -> MoveRate:
+        time.sleep(0)  # lets others run in the middle of it
+        return MoveRate(**fields)
+
+    monkeypatch.setattr(module, "MoveRate", slow)
+    rates = Rates()
+
+    def note() -> None:
+        for _ in range(100):
+            rates.note("wake_weights", 1 << 21, 1.0)
+
+    threads = [threading.Thread(target=note) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert rates.report()["wake_weights"].count == 400

@@ -96,7 +96,8 @@ class Ends:
 
     def where(self, conversation: Conversation) -> Literal["slot", "parked", "absent"]:
         """Where a conversation's KV is."""
-        if conversation.slot is not None and len(conversation.slot.tape):
+        slot = conversation.slot
+        if slot is not None and len(slot.tape):
             return "slot"
         return "parked" if self._store.meta(conversation.key) else "absent"
 

@@ -81,9 +81,9 @@ class Seating:
 
     def touches(self, job: Job, plan: Plan) -> Touches:
         """What has to be quiet for it."""
-        pools = [job.pool.key]
-        if job.conversation.pool is not None:
-            pools.append(job.conversation.pool.key)
+        pools, there = [job.pool.key], job.conversation.pool
+        if there is not None:
+            pools.append(there.key)
         return touches(self._residency, plan.moves, *pools)
 
     def is_light(self, job: Job, plan: Plan) -> bool:
