@@ -187,7 +187,7 @@ class Driver:
         self.specs = {spec.model: spec for spec in specs}
         self.device = FakeDevice(limit_bytes=budget_bytes - base_bytes)
         self.batch_tokens = batch_tokens
-        self.engine = FakeEngine(specs, self.device, batch_tokens, sleepable=sleepable)
+        self.engine = self._new_engine()
         self.store = store if store is not None else MemoryStore()
         self.base_bytes = base_bytes
         self.budget_bytes = budget_bytes
@@ -202,6 +202,14 @@ class Driver:
         self._op = 0
         self.core = self._new_core()
         self.welcome()
+
+    def _new_engine(self) -> FakeEngine:
+        specs = list(self.specs.values())
+        engine = FakeEngine(specs, self.device, self.batch_tokens, sleepable=self.sleepable)
+        if self.kind == "free" and self.sleepable:
+            # As on a GPU, weights wake on threads of their own, beside the moves that follow.
+            engine.device_kind = "cuda"
+        return engine
 
     def _new_core(self) -> Core:
         self.lanes.close()
@@ -387,10 +395,7 @@ class Driver:
                     broker_epoch=0, op=0, worker_epoch=0, error=_LOST, job=attempt.run.job
                 )
         self.device.allocated_bytes = self.device.pinned_bytes = self.store.lent_bytes = 0
-        specs = list(self.specs.values())
-        self.engine = FakeEngine(
-            specs, self.device, self.engine.batch_tokens, sleepable=self.sleepable
-        )
+        self.engine = self._new_engine()
         self.core = self._new_core()
         for record in self.records.values():
             record.sent_version = None
