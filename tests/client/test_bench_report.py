@@ -135,4 +135,7 @@ def test_errors_of_the_product_itself_are_found_in_its_log(tmp_path: Path) -> No
     ]
     log.write_text("\n".join(["INFO good", *error, "INFO goes on", "  indented", *error]))
     bed = Bed("cpu", SimpleNamespace(log=log), None)  # type: ignore[arg-type]
-    assert bed.tracebacks() == [*error, *error]
+    said = ["INFO good", *error, "  indented", *error]
+    assert bed.complaints() == ["\n".join(["the log says:", *said])]
+    log.write_text("INFO good\n  indented\n")
+    assert bed.complaints() == []

@@ -48,6 +48,21 @@ class Turn:
     usage: Usage
 
 
+def tracebacks(log: Sequence[str]) -> list[str]:
+    """The lines of all tracebacks of a log, each with the line before it. *Pure.*"""
+    found: list[str] = []
+    inside, before = False, ""
+    for line in log:
+        starts = line.startswith("Traceback ")
+        if starts and not inside:
+            found.append(before)
+        # The lines of a traceback are indented, but for its first and its last one.
+        if starts or inside:
+            found.append(line)
+        inside, before = starts or (inside and line.startswith(" ")), line
+    return found
+
+
 class Bed:
     """A stage that runs with one device, and a client.
 
@@ -104,17 +119,11 @@ class Bed:
         """Let time pass; what the worker does meanwhile is not measured."""
         threading.Event().wait(seconds)
 
-    def tracebacks(self) -> list[str]:
-        """What broker and worker wrote about errors of their own, line by line."""
-        found: list[str] = []
-        inside = False
-        for line in self.stage.log.read_text(errors="replace").splitlines():
-            starts = line.startswith("Traceback ")
-            # The lines of a traceback are indented, but for its first and its last one.
-            if starts or inside:
-                found.append(line)
-            inside = starts or (inside and line.startswith(" "))
-        return found[:LOG_LINES]
+    def complaints(self) -> list[str]:
+        """What broker and worker wrote about errors of their own, for a report's failures; also
+        where nobody noticed anything else of them."""
+        lines = tracebacks(self.stage.log.read_text(errors="replace").splitlines())
+        return ["\n".join(["the log says:", *lines[:LOG_LINES]])] if lines else []
 
     # --- doing --------------------------------------------------------------------------------
 
@@ -166,6 +175,6 @@ def open_bed(
             finally:
                 log = stage.log.read_text(errors="replace").splitlines()
     except Exception:
-        for line in log[-LOG_LINES:]:
+        for line in [*tracebacks(log[:-LOG_LINES])[:LOG_LINES], *log[-LOG_LINES:]]:
             sys.stderr.write(f"  | {line}\n")
         raise

@@ -84,6 +84,7 @@ def measure(setting: Setting, report: BenchReport, say: Callable[[str], None]) -
         assert status.worker is not None
         with MemoryWatch(setting.device, status.worker.pid, look=bed.status) as watch:
             levels = _lives(setting, bed, watch, cast, say)
+        report.failures += bed.complaints()
     _level_rows(report, levels)
     if setting.on_cuda:
         _peak_row(report, watch, status)

@@ -52,13 +52,11 @@ def random_steps(setting: Setting, report: BenchReport, say: Callable[[str], Non
             )
             watch.mark("all gone")
             end = watch.now()
-        written = bed.tracebacks() if found.problems else []
+        complaints = bed.complaints()
     report.data["walk"] = watch.plain()
     report.data["walk_counts"] = found.counts
     report.data["walk_cap_bytes"] = status.promised.cap_bytes
-    report.failures += found.problems
-    if written:
-        report.failures.append("\n".join(["the log says:", *written]))
+    report.failures += found.problems + complaints
     _rows(report, status, watch, found, end - begin)
 
 
