@@ -67,6 +67,26 @@ def clear(device: Device, *helds: dict[int, bytes]) -> None:
 
 
 @scene
+def what_is_only_planned_lies_on_the_host(device: Device) -> None:
+    vmm, tag = device.vmm, device.vmm.new_tag()
+    before = device.used_bytes()
+    with vmm.region(tag), vmm.on_host():
+        addresses = [device.malloc(size) for size in (8 * MIB, 5000)]
+    assert device.used_bytes() - before <= device.slack_bytes
+    assert vmm.stat(tag).allocations == 0, "it cannot sleep, and need not"
+    for at, address in enumerate(addresses):
+        device.write(address, bytes([at]) * 5000)
+    assert [device.read(address, 5000) for address in addresses] == [
+        bytes([at]) * 5000 for at in range(2)
+    ]
+    with vmm.region(tag):
+        mine = device.malloc(KIB)
+    assert vmm.stat(tag).allocations == 1, "the region is left"
+    for address in (*addresses, mine):
+        assert device.free(address) == 0
+
+
+@scene
 def contents_come_back_at_the_same_addresses(device: Device) -> None:
     tag, sizes = device.vmm.new_tag(), (3 * MIB + 17, 1, 700 * KIB)
     held = fill(device, tag, *sizes)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -12,6 +14,7 @@ from vmm_books import Books
 
 from vram_conductor.protocol.errors import ResourceExhausted
 from vram_conductor.protocol.values import PoolShape
+from vram_conductor.worker.llama import dryrun
 from vram_conductor.worker.llama.calibration import (
     CUBLAS_BYTES,
     SHAPES,
@@ -19,6 +22,7 @@ from vram_conductor.worker.llama.calibration import (
     WIDE,
     calibrate,
 )
+from vram_conductor.worker.llama.context import create_context
 from vram_conductor.worker.llama.dryrun import DryRunner
 from vram_conductor.worker.llama.model import LlamaModel
 from vram_conductor.worker.llama.options import EngineOptions
@@ -179,3 +183,35 @@ def test_slots_of_recurrent_models_are_scaled_and_not_allocated(arch: Arch, slot
     finally:
         scaled.close()
         tried.close()
+
+
+class OnHost:
+    """Only what a dry run needs of ``Vmm``."""
+
+    def __init__(self) -> None:
+        self.now, self.entered = False, 0
+
+    @contextmanager
+    def on_host(self) -> Iterator[None]:
+        assert not self.now
+        self.now, self.entered = True, self.entered + 1
+        yield
+        self.now = False
+
+
+def test_dry_contexts_are_made_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    vmm, made = OnHost(), []
+
+    def create(*arguments: Any) -> Any:
+        made.append(vmm.now)
+        return create_context(*arguments)
+
+    monkeypatch.setattr(dryrun, "create_context", create)
+    runner = DryRunner(OPTIONS, Gpu(132, 90, 98 * MIB), cast("Vmm", vmm))
+    try:
+        runner.estimate(str(make_model(Spec(arch="jamba"))), "m", PoolShape(512, 4), 256, None)
+    finally:
+        runner.close()
+    assert vmm.entered == len(made) >= 2
+    assert all(made)
+    assert not vmm.now

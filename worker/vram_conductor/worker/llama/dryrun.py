@@ -3,13 +3,15 @@
 ``no_alloc=True, load_mode=0`` makes llama.cpp read the metadata and plan every buffer. Vocabulary
 and tensor list are read for real, so a dry model costs host memory (tens of MB with a large
 vocabulary) and most of the time; the last few are kept, and then a probe is one context, some
-milliseconds. Recurrent caches are allocated even in a dry run and freed with it.
+milliseconds. Recurrent caches are allocated even in a dry run and freed with it: on a GPU in host
+memory, where the preload library is there.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -31,6 +33,7 @@ from vram_conductor.worker.llama.identity import model_id, stat_model
 from vram_conductor.worker.llama.info import read_dimensions, read_info
 from vram_conductor.worker.llama.loading import load_model
 from vram_conductor.worker.llama.loglines import ROUNDING_BYTES, unknown_buffers
+from vram_conductor.worker.llama.logs import Capture
 from vram_conductor.worker.llama.options import EngineOptions
 from vram_conductor.worker.llama.repacking import second_copy_bytes
 from vram_conductor.worker.llama.scratch import Dimensions, Gpu, scratch_bytes
@@ -43,6 +46,7 @@ from vram_conductor.worker.llama.sizes import (
     state_bytes,
 )
 from vram_conductor.worker.llama.tensors import Tensor, cuda_weights_bytes, read_tensors
+from vram_conductor.worker.vmm.library import Vmm
 
 DRY_MODELS_MAX = 3
 POOLS_MAX = 4096
@@ -73,10 +77,14 @@ class DryRunner:
     device, the device itself, the library build) is fixed for the life of the process.
     """
 
-    def __init__(self, options: EngineOptions, gpu: Gpu | None = None) -> None:
-        """``gpu``: on cuda, what a live context takes beyond its buffers depends on it."""
+    def __init__(
+        self, options: EngineOptions, gpu: Gpu | None = None, vmm: Vmm | None = None
+    ) -> None:
+        """``gpu``: on cuda, what a live context takes beyond its buffers depends on it. ``vmm``:
+        what keeps dry contexts off the device."""
         self._options = options
         self._gpu = gpu
+        self._vmm = vmm
         self._lock = threading.Lock()
         self._models: OrderedDict[str, Any] = OrderedDict()
         self._facts: dict[str, ModelFacts] = {}
@@ -228,7 +236,7 @@ class DryRunner:
             )
 
     def _dry_context(self, model: Any, shape: PoolShape) -> DryPool:
-        context, capture = create_context(model, self._options, shape)
+        context, capture = self._create(model, shape)
         if not context:
             raise self._refusal(model, shape, capture.problem())
         has_memory = bool(ll.llama_get_memory(context))
@@ -246,10 +254,15 @@ class DryRunner:
             )
         return dry_pool(capture.texts(), self._options.device_kind, shape.kv_type)
 
+    def _create(self, model: Any, shape: PoolShape) -> tuple[Any | None, Capture]:
+        """Recurrent caches are really allocated: on a GPU, all memory may be promised to others."""
+        with nullcontext() if self._vmm is None else self._vmm.on_host():
+            return create_context(model, self._options, shape)
+
     def _refusal(self, model: Any, shape: PoolShape, problem: str) -> Exception:
         plain = PoolShape(limits.N_CTX_PAD, 1, "f16")
         if shape.kv_type not in ("f16", "f32"):
-            context, _ = create_context(model, self._options, plain)
+            context, _ = self._create(model, plain)
             if context:
                 ll.llama_free(context)
                 return FailedPrecondition(

@@ -38,7 +38,7 @@ class LlamaEngine:
         self._vmm, self.mechanism, self.mechanism_note = choose_mechanism(options)
         if self._device is not None:
             gpu = calibrate(self._device, options, self._vmm)
-        self.estimator = LlamaEstimator(options, gpu)
+        self.estimator = LlamaEstimator(options, gpu, self._vmm)
         self.estimator.start()
         self._facts: dict[str, Facts] = {}
 

@@ -15,6 +15,7 @@ from vram_conductor.worker.llama.identity import model_id, stat_model
 from vram_conductor.worker.llama.isolated import DryRunProcess
 from vram_conductor.worker.llama.options import EngineOptions
 from vram_conductor.worker.llama.scratch import Gpu
+from vram_conductor.worker.vmm.library import Vmm
 
 RESULTS_MAX = 4096
 
@@ -27,10 +28,12 @@ class LlamaEstimator:
     proper happens here.
     """
 
-    def __init__(self, options: EngineOptions, gpu: Gpu | None = None) -> None:
-        """``gpu``: on cuda, what scratch depends on."""
+    def __init__(
+        self, options: EngineOptions, gpu: Gpu | None = None, vmm: Vmm | None = None
+    ) -> None:
+        """``gpu``: on cuda, what scratch depends on. ``vmm``: see ``DryRunner``."""
         self._process = DryRunProcess(replace(options, device_kind="cpu"))
-        self._local = DryRunner(options, gpu) if options.device_kind == "cuda" else None
+        self._local = DryRunner(options, gpu, vmm) if options.device_kind == "cuda" else None
         self._results: dict[tuple[str, PoolShape, int, int | None], Estimate] = {}
         self._lock = threading.Lock()
 

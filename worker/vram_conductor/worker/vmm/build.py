@@ -22,9 +22,9 @@ from pathlib import Path
 
 from vram_conductor.protocol.errors import ConductorError, FailedPrecondition
 
-_PARTS = ("vmm", "sleep", "backup", "block", "tag", "driver", "runtime", "gather")
+_PARTS = ("vmm", "sleep", "backup", "block", "tag", "host", "driver", "runtime", "gather")
 SOURCES = tuple(Path(__file__).with_name(f"{name}.c") for name in _PARTS)
-HEADERS = tuple(Path(__file__).with_name(f"{name}.h") for name in ("vmm", "tag", "driver"))
+HEADERS = tuple(Path(__file__).with_name(f"{name}.h") for name in ("vmm", "tag", "host", "driver"))
 COMPILERS = ("cc", "gcc", "clang")
 FLAGS = ("-O2", "-fPIC", "-shared", "-std=c11", "-fvisibility=hidden", "-Wall", "-Wextra")
 LIBRARIES = ("-pthread", "-ldl")

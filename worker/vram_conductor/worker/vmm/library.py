@@ -27,13 +27,15 @@ from vram_conductor.protocol.errors import (
 )
 from vram_conductor.worker.vmm import preload
 
-ABI = 2
+ABI = 3
 """Of ``vmm.c``; another one is refused."""
 
 # The codes of vmm.c; _BACKUP is added by vmm_sleep to what the backup before it failed with.
 _NO_MEMORY, _LOST, _BACKUP = 1, 3, 16
 _TEXT_BYTES = 256
 _tags = itertools.count(1)
+_ON_HOST = 2**64 - 1
+"""``ON_HOST`` of host.h"""
 
 
 @dataclass(frozen=True)
@@ -145,6 +147,13 @@ class Vmm:
             yield
         finally:
             self._library.vmm_end(before)
+
+    @contextmanager
+    def on_host(self) -> Iterator[None]:
+        """``cudaMalloc`` of this thread gives pinned host memory inside, and takes nothing from
+        the device: for contexts that are made only to see how large they would be."""
+        with self.region(_ON_HOST):
+            yield
 
     @contextmanager
     def gathered(self) -> Iterator[None]:

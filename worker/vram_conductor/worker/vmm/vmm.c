@@ -15,9 +15,10 @@
 
 #include <stdlib.h>
 
+#include "host.h"
 #include "tag.h"
 
-#define ABI 2
+#define ABI 3
 
 typedef struct { uint64_t bytes, mapped_bytes, backup_bytes, allocations, map_ns, copy_ns; } Stat;
 
@@ -56,6 +57,7 @@ static CUresult tagged_malloc(void **pointer, size_t bytes)
 API CUresult cudaMalloc(void **pointer, size_t bytes)
 {
     bool tagged = now && driver_opened && bytes && pointer;
+    if (tagged && now == ON_HOST) return host_malloc(pointer, bytes);
     return tagged ? tagged_malloc(pointer, bytes) : runtime_malloc(pointer, bytes);
 }
 
@@ -80,6 +82,8 @@ API CUresult cudaFree(void *pointer)
     CUdeviceptr address = (CUdeviceptr)(uintptr_t)pointer;
     Tag *tag = pointer && driver_opened ? tag_take_owner(address) : NULL;
     bool pushed;
+    CUresult loan;
+    if (!tag && pointer && driver_opened && host_free(pointer, &loan)) return loan;
     if (!tag) return runtime_free(pointer);
     Block *b = tag->blocks;
     while (b && b->address != address) b = b->next;
