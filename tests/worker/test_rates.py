@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from typing import Any
 
@@ -44,21 +43,23 @@ def test_small_moves_count_and_say_nothing_about_a_rate() -> None:
     assert rates.report()["state_in"].count == 2
 
 
-def test_nothing_is_lost_that_is_noted_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_that_wake_at_once_are_all_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     def slow(**fields: Any) -> MoveRate:
         time.sleep(0)  # lets others run in the middle of it
         return MoveRate(**fields)
 
     monkeypatch.setattr(module, "MoveRate", slow)
-    rates = Rates()
-
-    def note() -> None:
-        for _ in range(100):
-            rates.note("wake_weights", 1 << 21, 1.0)
-
-    threads = [threading.Thread(target=note) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert rates.report()["wake_weights"].count == 400
+    models = [ModelSpec(f"m{number}") for number in range(6)]
+    driver = Driver(models, budget_bytes=1 << 20, lanes="free", sleepable=True)
+    for spec in models:
+        driver.load(spec.model, spec.model)
+    weights = list(driver.core.residency.weights.values())
+    loader = driver.core._mover._loader
+    for _ in range(20):
+        for item in weights:
+            loader.sleep(item)
+        for item in weights:
+            loader.start_wake(item)
+        loader.join()
+    driver.lanes.close()
+    assert driver.core.residency.rates.report()["wake_weights"].count == 120

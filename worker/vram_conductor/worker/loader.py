@@ -35,6 +35,7 @@ class Loader:
         self._wakers = Wakers()
         self._wakes: list[Weights] = []
         self._errors: list[Exception] = []
+        self._took: list[tuple[int, float]] = []
         self._began_ns: int | None = None
         self.loading = False
         self.broken: list[Weights] = []
@@ -201,6 +202,9 @@ class Loader:
     def _note_wakes(self, woken: list[Weights]) -> None:
         """What was copied in, and all the time until it was there: pools wake beside it, and KV
         comes."""
+        took, self._took = self._took, []
+        for size_bytes, ms in took:
+            self._residency.rates.note("wake_weights", size_bytes, ms)
         began_ns, self._began_ns = self._began_ns, None
         size_bytes = sum(weights.bytes for weights in woken if not weights.asleep)
         if began_ns is not None and size_bytes:
@@ -217,8 +221,8 @@ class Loader:
             if not waits(error):
                 self.broken.append(weights)
             return
-        took_ms = (self._clock() - begin) / 1e6
-        self._residency.rates.note("wake_weights", weights.bytes, took_ms)
+        # Noted by whoever joins: several may be done at once.
+        self._took.append((weights.bytes, (self._clock() - begin) / 1e6))
 
 
 def given_up(error: Exception) -> bool:

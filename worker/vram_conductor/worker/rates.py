@@ -5,7 +5,6 @@ One copy rate per kind is what the planner needs to judge a move, and what STATU
 
 from __future__ import annotations
 
-import threading
 from typing import Literal
 
 from vram_conductor.protocol.values import MoveRate
@@ -46,28 +45,26 @@ does, so that the first choices are not blind."""
 
 
 class Rates:
-    """Sums and last values since the worker's start, and a smoothed rate of each kind. Any thread:
-    weights that wake at once are noted at once."""
+    """Sums and last values since the worker's start, and a smoothed rate of each kind. A kind
+    is noted by one thread at a time."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
         self._found: dict[Kind, MoveRate] = {}
         self._smooth: dict[Kind, float] = {}
 
     def note(self, kind: Kind, n_bytes: int, ms: float) -> None:
         """One move of ``n_bytes`` took ``ms``."""
-        with self._lock:
-            before = self._found.get(kind, MoveRate())
-            self._found[kind] = MoveRate(
-                count=before.count + 1,
-                bytes=before.bytes + n_bytes,
-                ms=before.ms + ms,
-                last_bytes=n_bytes,
-                last_ms=ms,
-            )
-            if n_bytes >= _SMALL_BYTES and ms > 0:
-                known = self._smooth.get(kind, n_bytes / ms)
-                self._smooth[kind] = known + _SMOOTHING * (n_bytes / ms - known)
+        before = self._found.get(kind, MoveRate())
+        self._found[kind] = MoveRate(
+            count=before.count + 1,
+            bytes=before.bytes + n_bytes,
+            ms=before.ms + ms,
+            last_bytes=n_bytes,
+            last_ms=ms,
+        )
+        if n_bytes >= _SMALL_BYTES and ms > 0:
+            known = self._smooth.get(kind, n_bytes / ms)
+            self._smooth[kind] = known + _SMOOTHING * (n_bytes / ms - known)
 
     def expect_ms(self, kind: Kind, n_bytes: int) -> float:
         """What a move of ``n_bytes`` will probably take, in milliseconds."""
@@ -81,5 +78,4 @@ class Rates:
 
     def report(self) -> dict[str, MoveRate]:
         """For RESIDENCY."""
-        with self._lock:
-            return dict(self._found.items())
+        return dict(self._found.items())
