@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,16 @@ import pytest
 from scene import Scene, some_tokens, until
 
 from vram_conductor.protocol.status import DeviceStatus
+from vram_conductor.worker.bench.grid_models import GRID_MODELS, make_grid_model
+from vram_conductor.worker.growth import LATE_BYTES, STEP_BYTES
 
 MIB = 1 << 20
 POINTS_MIN = 10
 GRID_S = 60
 UNATTRIBUTED_MIB = 4
+
+
+RunPreloaded = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 def say(text: str) -> None:
@@ -113,9 +119,27 @@ def test_lines_add_up_to_what_nvml_shows(
     assert abs(unaccounted(device, used_bytes() - others)) <= UNATTRIBUTED_MIB
     assert abs(device.unattributed_bytes) <= UNATTRIBUTED_MIB * MIB
     promised = {line.key: line.bytes for line in device.promised.lines}
+    kept = promised["base"] - resident(device)["base"]
+    assert STEP_BYTES <= kept <= LATE_BYTES, "more is promised than the process has taken so far"
+    say(f"{kept / MIB} MiB more are kept for what is loaded late")
     found = {k: v for k, v in resident(device).items() if k != "base"}
     assert {k: promised.get(k, 0) for k in found} == found, "what was measured is what is promised"
     for at in range(len(paths)):
         scene.conductor.unregister(f"a{at}")
     device = seen("all has gone", lambda d: set(resident(d)) == {"base"})
     assert abs(unaccounted(device, used_bytes() - others)) <= UNATTRIBUTED_MIB
+
+
+def test_a_recurrent_model_is_planned_off_the_device(
+    cuda: str, run_preloaded: RunPreloaded, tmp_path: Path
+) -> None:
+    """llama.cpp allocates its caches in a dry run, too, when all of the cap may be in use."""
+    small = next(model for model in GRID_MODELS if model.arch == "mamba")
+    path = make_grid_model(replace(small, name="mamba-deep", n_layer=24), tmp_path)
+    here = Path(__file__).parent
+    code = f"import sys; sys.path.insert(0, {str(here)!r}); import dry_scenes; dry_scenes.main()"
+    found = json.loads(run_preloaded(code, str(path)).stdout.splitlines()[-1])
+    say(json.dumps(found))
+    assert found["recurrent"] >= 4 * MIB
+    assert found["on_device"] >= 4 * MIB, "otherwise this test sees nothing"
+    assert found["on_host"] <= 2 * MIB
