@@ -7,7 +7,9 @@ beside it have other names in other builds.
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
+from collections.abc import MutableMapping
 
 from llama_cpp import llama_cpp as ll
 
@@ -21,6 +23,22 @@ _SM_COUNT, _MAJOR, _MINOR = 16, 75, 76
 """``CUdevice_attribute``"""
 
 _size_p = ctypes.POINTER(ctypes.c_size_t)
+
+_UNCOUNTABLE = {
+    "GGML_CUDA_ENABLE_UNIFIED_MEMORY": "memory that the driver moves by itself has no size to count",
+    "GGML_CUDA_GRAPH_OPT": "with several streams a context takes its scratch several times",
+}
+"""Settings of ggml-cuda under which a context takes what no estimate knows of, and why."""
+
+log = logging.getLogger(__name__)
+
+
+def drop_uncountable(env: MutableMapping[str, str]) -> None:
+    """Remove from the process environment ``env`` what a ledger in bytes cannot live with, and say
+    so."""
+    for name, why in _UNCOUNTABLE.items():
+        if env.pop(name, None) is not None:
+            log.warning("%s is ignored: %s", name, why)
 
 
 class CudaDevice:
@@ -41,6 +59,7 @@ class CudaDevice:
     def __init__(self) -> None:
         # All modules at once would load all of cuBLAS, half a gigabyte, at its first use.
         os.environ.setdefault("CUDA_MODULE_LOADING", "LAZY")
+        drop_uncountable(os.environ)
         library()
         ggml = ll._lib
         ggml.ggml_backend_dev_by_type.argtypes = [ctypes.c_int]
