@@ -25,7 +25,7 @@ _SM_COUNT, _MAJOR, _MINOR = 16, 75, 76
 _size_p = ctypes.POINTER(ctypes.c_size_t)
 
 _UNCOUNTABLE = {
-    "GGML_CUDA_ENABLE_UNIFIED_MEMORY": "memory that the driver moves by itself has no size to count",
+    "GGML_CUDA_ENABLE_UNIFIED_MEMORY": "memory that the driver moves has no size to count",
     "GGML_CUDA_GRAPH_OPT": "with several streams a context takes its scratch several times",
 }
 """Settings of ggml-cuda under which a context takes what no estimate knows of, and why."""
