@@ -11,6 +11,7 @@ from vmm_rig import TESTS, compile_c
 
 SOURCE = TESTS / "gpu" / "fault.c"
 OUT_OF_MEMORY = 2
+FREE = "free"
 _ORDER = struct.Struct("=32siiii")
 
 
@@ -25,8 +26,13 @@ class FaultFile:
         with self.path.open("r+b") as file:
             file.write(_ORDER.pack(name.encode(), nth, code, 0, 0))
 
+    def keep(self) -> None:
+        """From now on, until :meth:`arm`, the device keeps what is given back to it, and says that
+        all is well."""
+        self.arm(FREE, 0)
+
     def fired(self) -> int:
-        """How many calls have failed since :meth:`arm`."""
+        """How many calls have failed since :meth:`arm`, or were to no avail since :meth:`keep`."""
         return int(self._read()[3])
 
     def calls(self) -> int:

@@ -19,7 +19,7 @@ GROUPS = {
     "C": [1, 2, 3, 4, 5, 6, 7, 11, 14],
     "D": [1, 2, 3, 4, 6],
     "E": [1],
-    "F": [1, 3, 4, 6, 7],
+    "F": [1, 2, 3, 4, 6, 7],
 }
 LABELS = [f"{letter}{number}" for letter, numbers in GROUPS.items() for number in numbers]
 

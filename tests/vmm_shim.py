@@ -44,6 +44,24 @@ def main() -> None:
     with pytest.raises(MemoryError):
         device.malloc(100)
     assert device.free(device.malloc(100)) == 0
+    keeps(device, fault)
+
+
+def keeps(device: StubDevice, fault: FaultFile) -> None:
+    """What is freed goes on being used, and nobody is told; and only what was freed meanwhile."""
+    tag = device.vmm.new_tag()
+    before = device.used_bytes()
+    gone = fill(device, tag, MIB, MIB)
+    stays = fill(device, tag, MIB)
+    fault.keep()
+    clear(device, gone)
+    assert device.vmm.stat(tag).bytes == MIB
+    assert device.used_bytes() == before + 3 * MIB
+    assert fault.fired() == 4, "an unmap and an address for each"
+    fault.arm("", 0)
+    assert intact(device, stays)
+    clear(device, stays)
+    assert device.used_bytes() == before + 2 * MIB
 
 
 if __name__ == "__main__":

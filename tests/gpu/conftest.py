@@ -8,12 +8,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
+from fault_shim import Fault, loaded_path
 from scene import Scene
+from vmm_device import cudart
 
+from vram_conductor.client import stage
 from vram_conductor.client.stage import StageDevice
 from vram_conductor.protocol.errors import ConductorError
 from vram_conductor.worker.bench.random_models import make_random
@@ -118,3 +121,17 @@ def cuda_scene(cuda: str, random_model: Callable[[str], Path]) -> Iterator[Calla
     yield start
     for scene in reversed(opened):
         scene.__exit__(None, None, None)
+
+
+@pytest.fixture
+def fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cuda: str) -> Iterator[Fault]:
+    """Every worker of the test looks into one file for what is to fail."""
+    shim = Fault(tmp_path, loaded_path("libcuda.so.1"), loaded_path(cudart()))
+    before = stage.private_environment
+
+    def environment(env: Mapping[str, str]) -> dict[str, str]:
+        return {**before(env), **shim.env}
+
+    monkeypatch.setattr(stage, "private_environment", environment)
+    yield shim
+    shim.arm("", 0)

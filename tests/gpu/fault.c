@@ -2,7 +2,10 @@
  *
  * It is preloaded, and named as the driver to our own preload library (VRAM_CONDUCTOR_LIBCUDA):
  * calls of llama.cpp and of ours go through it alike. What is to fail is written by the test into
- * a file that is mapped here (FAULT_FILE): a name, how many calls from now, the error code. */
+ * a file that is mapped here (FAULT_FILE): a name, how many calls from now, the error code.
+ *
+ * The name "free" is another matter: as long as it stands there, whatever gives device memory back
+ * says that it has, and the device keeps it until the process ends. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -39,6 +42,14 @@ static int fails(const char *name)
     return order->code;
 }
 
+/* Counted like failures, although nobody is told. */
+static int keeps(void)
+{
+    if (!order || strncmp(order->name, "free", sizeof order->name)) return 0;
+    __atomic_add_fetch(&order->fired, 1, __ATOMIC_SEQ_CST);
+    return 1;
+}
+
 static void *next(const char *name, const char *library)
 {
     void *found = dlsym(RTLD_NEXT, name);
@@ -59,12 +70,15 @@ static const char *runtime(void)
     return path ? path : "libcudart.so.13";
 }
 
-#define WRAP(library, name, arguments, values)                                                     \
+#define WRAP(library, name, arguments, values) WRAP_UNLESS(0, library, name, arguments, values)
+
+#define WRAP_UNLESS(kept, library, name, arguments, values)                                        \
     int name arguments                                                                             \
     {                                                                                              \
         static int(*real) arguments;                                                               \
         int failed = fails(#name);                                                                 \
         if (failed) return failed;                                                                 \
+        if (kept) return 0;                                                                        \
         if (!real) real = (int(*) arguments)next(#name, library);                                  \
         return real ? real values : 3;                                                             \
     }
@@ -78,5 +92,8 @@ WRAP(driver(), cuMemMap,
      (unsigned long long at, size_t bytes, size_t offset, unsigned long long handle,
       unsigned long long flags),
      (at, bytes, offset, handle, flags))
-WRAP(driver(), cuMemUnmap, (unsigned long long at, size_t bytes), (at, bytes))
+WRAP_UNLESS(keeps(), driver(), cuMemUnmap, (unsigned long long at, size_t bytes), (at, bytes))
+WRAP_UNLESS(keeps(), driver(), cuMemAddressFree, (unsigned long long at, size_t bytes), (at, bytes))
+/* Without a pointer it frees nothing: it makes the context. */
+WRAP_UNLESS(at && keeps(), runtime(), cudaFree, (void *at), (at))
 WRAP(driver(), cuMemHostAlloc, (void **at, size_t bytes, unsigned flags), (at, bytes, flags))

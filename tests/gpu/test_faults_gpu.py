@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from fault_shim import Fault, loaded_path
+from fault_shim import Fault
 from scene import Scene, refusal, some_tokens, until
-from vmm_device import cudart
 
-from vram_conductor.client import stage
 from vram_conductor.protocol.errors import ConductorError
 from vram_conductor.protocol.status import DeviceStatus
 
@@ -21,20 +19,6 @@ TRIES = 5
 FIRST, SECOND = some_tokens(150, 1, N_VOCAB), some_tokens(40, 2, N_VOCAB)
 
 StartScene = Callable[..., Scene]
-
-
-@pytest.fixture
-def fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cuda: str) -> Iterator[Fault]:
-    """Every worker of the test looks into one file for what is to fail."""
-    shim = Fault(tmp_path, loaded_path("libcuda.so.1"), loaded_path(cudart()))
-    before = stage.private_environment
-
-    def environment(env: Mapping[str, str]) -> dict[str, str]:
-        return {**before(env), **shim.env}
-
-    monkeypatch.setattr(stage, "private_environment", environment)
-    yield shim
-    shim.arm("", 0)
 
 
 @pytest.mark.parametrize("nth", [1, 2])
