@@ -350,6 +350,8 @@ class Sleep(Life):
             driver = self.driver
             lent = sum(item.lent_bytes for item in driver.core.residency.weights.values())
             assert driver.store.lent_bytes == lent == driver.device.pinned_bytes
+            if driver.core.progress()[1]:
+                return  # A lane may take it this very moment.
             # What is counted for a live context is taken when it first computes.
             pools: list[Any] = [pool.handle for pool in driver.core.residency.pools.values()]
             fresh = [pool for pool in pools if pool and not pool.scratch]
