@@ -23,6 +23,7 @@ from vram_conductor.protocol.commands import (
     Run,
     RunDone,
     Started,
+    Unload,
     WorkerBye,
     WorkerOk,
     WorkerWelcome,
@@ -210,6 +211,21 @@ def test_reports_follow_the_welcome_and_carry_the_epochs(life: Life) -> None:
     assert all((found.broker_epoch, found.worker_epoch) == (1, 7) for found in reports)
     assert [found.seq for found in reports] == sorted({found.seq for found in reports})
     assert reports[-1].memory.own_bytes == sum(line.bytes for line in reports[-1].lines)
+
+
+def test_an_unload_is_done_once_its_memory_was_looked_at(life: Life) -> None:
+    """However little time has passed since the last report."""
+    life.welcome()
+    life.load()
+    life.leave_after = Loaded
+    done = [life.command(Unload, agent=AgentKey("local", "coder")) for _ in range(2)]
+    life.loop.run()
+    for op in done:
+        (answer,) = [found for found in life.of(WorkerOk) if found.op == op]
+        before = life.sent[: life.sent.index(answer)]
+        report = [found for found in before if isinstance(found, Residency)][-1]
+        assert not [line for line in report.lines if line.key.startswith(("weights", "pool"))]
+        assert report.memory.foreign_bytes > 0
 
 
 def test_nothing_is_reported_without_a_session(life: Life) -> None:

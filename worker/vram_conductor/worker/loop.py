@@ -21,7 +21,9 @@ from vram_conductor.protocol.commands import (
     Loaded,
     Ready,
     Residency,
+    Unload,
     WorkerBye,
+    WorkerOk,
     WorkerWelcome,
 )
 from vram_conductor.protocol.values import Line
@@ -108,6 +110,7 @@ class EngineLoop:
         self._broker_epoch: int | None = None
         self._open = False
         self._loads: dict[tuple[int, int], Path] = {}
+        self._unloads: set[tuple[int, int]] = set()
         self._stopping = False
         self._handling = False
         self._ready_wanted = False
@@ -191,11 +194,14 @@ class EngineLoop:
         self._broker_epoch, self._open = message.broker_epoch, True
         self._reporter.restart()
         self._loads.clear()
+        self._unloads.clear()
         self._core.welcome(message, time.monotonic_ns())
 
     def _command(self, command: Command, raw: list[bytes]) -> None:
         if isinstance(command, Load):
             self._loads[command.broker_epoch, command.op] = Path(command.path)
+        if isinstance(command, Unload):
+            self._unloads.add((command.broker_epoch, command.op))
         self._handling = not isinstance(command, Load)
         self._core.handle(command, raw, time.monotonic_ns())
         self._handling = False
@@ -223,16 +229,31 @@ class EngineLoop:
         if self._ready_wanted and not self._core.hauling:
             self._ready_wanted = False
             self._link.send((self.ready(), []))
-        self._send_replies()
-        residency = self._residency()
-        if residency is not None:
+        self._send_replies(between_moves=True)
+        self._report()
+
+    def _report(self) -> None:
+        if (residency := self._residency()) is not None:
             self._link.send((residency, []))
 
-    def _send_replies(self) -> None:
+    def _send_replies(self, *, between_moves: bool = False) -> None:
         """What there is to say, at once: what comes next may take a while."""
         messages = [self._with_digest(sent) for sent in self._core.take_outbox()]
+        if any(self._answers_unload(message) for message, _ in messages):
+            # Whoever hears that it is done may want that memory: whether the device has it back
+            # is said first.
+            self._reporter.restart()
+            if between_moves:
+                self._report()
         if messages:
             self._link.send(*messages)
+
+    def _answers_unload(self, message: msgspec.Struct) -> bool:
+        if not isinstance(message, WorkerOk | Failed):
+            return False
+        before = len(self._unloads)
+        self._unloads.discard((message.broker_epoch, message.op))
+        return len(self._unloads) < before
 
     def _with_digest(self, sent: Sent) -> Sent:
         """LOADED tells the content digest if it is known; else it is found out from now on."""
