@@ -29,11 +29,11 @@ from typing import Any, TextIO
 
 ROOT = Path(__file__).resolve().parents[1]
 PARTS = ("protocol", "client", "broker", "worker")
-BENCHES = {"parallel": 50, "switch": 150, "estimate": 50, "leak": 150}
-STEPS = {"tests": 120, **BENCHES}
+BENCHES = {"parallel": 40, "switch": 130, "estimate": 30, "leak": 100}
+STEPS = {"tests": 360, **BENCHES}
 """Shares of the time, in order."""
 
-MINUTES = 8.7
+MINUTES = 12.0
 TAIL_LINES = 40
 GRACE_S = 25.0
 
