@@ -187,7 +187,7 @@ def test_timeshare_serves_models_that_do_not_fit_together(size: Size) -> None:
 def test_reserve_refuses_the_second_model(size: Size) -> None:
     with Scene(one_at_a_time(size, "reserve")) as scene:
         put(scene, "a", 0)
-        before = scene.books()
+        before = scene.calm_books()
         error = refusal(lambda: put(scene, "b", 1))
         assert (error.code, error.reason) == (Code.RESOURCE_EXHAUSTED, LEDGER_DENY)
         assert error.details["code"] == "CAP"
