@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vram_conductor.client.bench_bed import Bed
+from vram_conductor.client.bench_parallel import summed_up
 from vram_conductor.client.bench_report import BenchReport, Figure, number, percentile
 from vram_conductor.client.bench_sizes import ModelSizes, Sizes
 from vram_conductor.client.bench_stream import Stream
@@ -139,3 +140,30 @@ def test_errors_of_the_product_itself_are_found_in_its_log(tmp_path: Path) -> No
     assert bed.complaints() == ["\n".join(["the log says:", *said])]
     log.write_text("INFO good\n  indented\n")
     assert bed.complaints() == []
+
+
+def parallel_stream(began_s: float, first_s: float, rate: float, tokens: int) -> Stream:
+    found = Stream.__new__(Stream)
+    found.began_s = began_s
+    found.at_s = [first_s + at / rate for at in range(tokens)]
+    found.counts = [1 + at for at in range(tokens)]
+    return found
+
+
+def test_a_slow_model_that_ends_alone_counts_in_one_ratio_and_not_in_the_other() -> None:
+    alone = [parallel_stream(10.0 * at, 10.0 * at, 100.0, 101) for at in range(3)]
+    rates = (50.0, 100.0, 100.0)
+    both = [parallel_stream(100.0, 100.0, rate, 101) for rate in rates]
+    found = summed_up(alone, both)
+    assert found.alone == pytest.approx([100.0, 100.0, 100.0])
+    assert found.beside == pytest.approx([50.0, 100.0, 100.0])
+    assert found.window_ratio == pytest.approx(2.5)
+    assert found.in_turn == pytest.approx(101.0)
+    assert found.at_once == pytest.approx(303 / 2.0)
+    assert found.ratio == pytest.approx(1.5)
+
+
+def test_models_that_never_stream_together_gain_nothing_while_they_do() -> None:
+    alone = [parallel_stream(10.0 * at, 10.0 * at, 100.0, 101) for at in range(2)]
+    both = [parallel_stream(0.0, 5.0 * at, 100.0, 101) for at in range(2)]
+    assert summed_up(alone, both).window_ratio == 0

@@ -31,9 +31,13 @@ def parallel(pyplot: Any, report: BenchReport) -> None:
     right.set_xlabel("ms since the first job was sent")
     right.set_ylabel("tokens")
     right.legend(fontsize=7)
-    ratio = report.figure("ratio")
-    assert ratio is not None
-    figure.suptitle(f"several models in one process: {ratio.value:.2f} x their rate in turn")
+    window, whole = report.figure("window_ratio"), report.figure("ratio")
+    assert window is not None
+    assert whole is not None
+    figure.suptitle(
+        f"several models in one process: {window.value:.2f} x their mean rate while all stream, "
+        f"{whole.value:.2f} x until the last has ended"
+    )
     figure.tight_layout(rect=_ROOM)
 
 
