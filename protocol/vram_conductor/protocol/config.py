@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
@@ -17,33 +16,21 @@ import msgspec
 
 from vram_conductor.protocol import limits
 from vram_conductor.protocol.errors import InvalidArgument
+from vram_conductor.protocol.sizes import parse_bytes as parse_bytes
 from vram_conductor.protocol.values import DeviceKind, KVType, LedgerMode
 
 SleepMode = Literal["auto", "off"]
 LanesMode = Literal["auto", "inline", "threads"]
 
-_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]i?B|B)?\s*", re.IGNORECASE)
-_UNIT = {"b": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+_THREADS_MAX = 512  # GGML_MAX_N_THREADS of ggml.h; more ends the process
 
 
-def parse_bytes(text: str | int) -> int:
-    """``"1.5 GiB"`` → 1610612736. ``KB`` is 1000 bytes, ``KiB`` is 1024.
-
-    Raises:
-        InvalidArgument: ``bad_size``.
-    """
-    if isinstance(text, int):
-        value = text
-    else:
-        match = _SIZE.fullmatch(text)
-        if not match:
-            raise InvalidArgument("bad_size", f"{text!r} is no size; write for example '8 GiB'")
-        unit = (match[2] or "B").lower()
-        base = 1024 if "i" in unit else 1000
-        value = int(float(match[1]) * base ** _UNIT[unit[0]])
-    if not 0 <= value <= limits.BYTES_MAX:
-        raise InvalidArgument("bad_size", f"{text!r} is out of range")
-    return value
+def _check_size(key: str, size: str | int) -> None:
+    # msgspec adds the place in the file to a ValueError, and to no other.
+    try:
+        parse_bytes(size)
+    except InvalidArgument as error:
+        raise ValueError(f"{key}: {error.info.message}") from None
 
 
 class DeviceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -60,7 +47,7 @@ class DeviceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         host_cap: bytes of shared memory for parked states.
         pinned_cap: cuda: bytes of it that may be page-locked, for faster copies; 0: none. None:
             all of it.
-        threads: CPU threads for compute; 0 means all cores.
+        threads: CPU threads for compute, at most 512; 0 means all cores.
         n_ubatch: micro-batch in tokens; 0 means 512 on cuda, 64 on cpu.
         sleep: cuda: ``auto``: models that have to make room keep their addresses and sleep,
             where that can be done; ``off``: they are always unloaded and loaded again.
@@ -78,6 +65,19 @@ class DeviceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     n_ubatch: int = 0
     sleep: SleepMode = "auto"
     managed: bool = True
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.threads <= _THREADS_MAX:
+            raise ValueError(
+                f"threads is {self.threads}; it must be 0 (all cores) to {_THREADS_MAX}"
+            )
+        if self.n_ubatch < 0:
+            raise ValueError(
+                f"n_ubatch is {self.n_ubatch}; it must not be negative (0: the default)"
+            )
+        for key in ("capacity", "host_cap", "pinned_cap"):
+            if (size := getattr(self, key)) is not None:
+                _check_size(key, size)
 
 
 class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -143,6 +143,11 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     broker: BrokerConfig = BrokerConfig()
     worker: WorkerConfig = WorkerConfig()
     device: list[DeviceConfig] = []
+
+    def __post_init__(self) -> None:
+        ids = [device.id for device in self.device]
+        if twice := sorted({name for name in ids if ids.count(name) > 1}):
+            raise ValueError(f"two devices have the id {twice[0]!r}; give each an id of its own")
 
 
 def load_config(path: Path | None) -> Config:
