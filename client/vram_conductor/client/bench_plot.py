@@ -24,7 +24,7 @@ def load_pyplot() -> Any:
     except ImportError:
         raise FailedPrecondition(
             "matplotlib_missing",
-            "pictures need matplotlib: pip install 'vram-conductor[plot]', or leave out --plot",
+            "pictures need matplotlib: pip install matplotlib, or leave out --plot",
         ) from None
 
 

@@ -78,7 +78,10 @@ def _add_register(commands: Any, talk: argparse.ArgumentParser) -> None:
     )
     register.add_argument("agent", metavar="AGENT", help="a name, unique among yours")
     register.add_argument(
-        "--model", required=True, help="a name of the catalogue (conductor models list), or a path"
+        "--model",
+        required=True,
+        help="a name of the catalogue (conductor models list), the absolute path of a GGUF file, "
+        "or the name of one in the models folder",
     )
     register.add_argument(
         "--n-ctx",

@@ -33,7 +33,7 @@ Measure = Callable[[Setting, BenchReport, Callable[[str], None]], None]
 BENCHES: dict[str, tuple[Measure, str]] = {
     "switch": (bench_switch.measure, "what giving the device to another agent costs"),
     "estimate": (bench_estimate.measure, "what is promised, and what the device then uses"),
-    "leak": (bench_leak.measure, "what is in use after a thousand switches"),
+    "leak": (bench_leak.measure, "what is in use after many switches, and after random steps"),
     "parallel": (bench_parallel.measure, "several models at once over one after the other"),
 }
 
@@ -58,7 +58,9 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         verb = verbs.add_parser(name, help=help_text, description=_ABOUT)
         verb.add_argument("--device", default="cpu", help="cpu (default), cuda:0, cuda:1 …")
         verb.set_defaults(models=None, random=None)
-        verb.add_argument("--seconds", type=float, default=600.0, help="be done within so many")
+        verb.add_argument(
+            "--seconds", type=float, default=600.0, help="be done within so many (default: 600)"
+        )
         verb.add_argument(
             "--json",
             nargs="?",
@@ -79,10 +81,15 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
             metavar="SIZES",
             help=f"random-weight models, e.g. {','.join(RANDOM_CUDA)} (default on cuda)",
         )
-        verb.add_argument("--rounds", type=int, default=0, help="default: what the bench needs")
+        verb.add_argument(
+            "--rounds", type=int, default=0, help="default: what the bench needs, on a cpu few"
+        )
         verb.add_argument("--threads", type=int, default=0, help="cpu: compute threads; 0: all")
         verb.add_argument(
-            "--sleep", choices=get_args(SleepMode), default="auto", help="off: without sleep"
+            "--sleep",
+            choices=get_args(SleepMode),
+            default="auto",
+            help="cuda: off: unload and load models instead of letting them sleep",
         )
 
 

@@ -169,7 +169,7 @@ class LeaseDesk:
         if tenure is None:
             raise NotFound(
                 "no_such_lease",
-                f"there is no lease {message.name!r} (any more); see 'conductor status'",
+                f"there is no lease {message.name!r} (any more)",
                 lease=message.name,
             )
         if tenure.expires_ns is None:

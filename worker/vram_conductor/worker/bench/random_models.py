@@ -46,8 +46,8 @@ def load_gguf() -> Any:
     except ImportError:
         raise FailedPrecondition(
             "gguf_missing",
-            "random models are written with the gguf package: pip install 'vram-conductor[bench]'"
-            " or name real files with --models",
+            "random models are written with the gguf package: pip install gguf, "
+            "or name real files with --models",
         ) from None
     return gguf
 
