@@ -13,6 +13,18 @@ _ROOM = (0, 0.04, 1, 0.96)
 
 MIB = 1 << 20
 
+_IN_WORDS = {
+    "a": "to the\nsmaller model",
+    "b": "to the\nlarger model",
+    "wake_weights": "weights waking",
+    "wake": "a model waking, with its KV",
+    "third_rate": "third agent's tokens/s\nwhile others switch",
+    "prefetch_rate": "third agent's tokens/s\nbeside prefetches",
+    "park": "KV parking",
+    "resume": "KV resuming",
+}
+"""Of figures and agents of ``switch``; in words short enough for an axis."""
+
 
 def parallel(pyplot: Any, report: BenchReport) -> None:
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4.2), width_ratios=[1, 1.6])
@@ -58,12 +70,12 @@ def switch(pyplot: Any, report: BenchReport) -> None:
 
 
 def _first_tokens(axes: Any, report: BenchReport) -> None:
-    rows = {f"to {agent}": pair for agent, pair in report.data.get("timeshare", {}).items()}
+    rows = {_IN_WORDS[agent]: pair for agent, pair in report.data.get("timeshare", {}).items()}
     for key, name in (("prefetched", "KV\nprefetched"), ("same_model", "same\nmodel")):
         if key in report.data:
             rows[name] = report.data[key]
-    keys = {"to a": "switch_a", "to b": "switch_b", "KV\nprefetched": "prefetched"}
-    keys["same\nmodel"] = "same_model"
+    keys = {"KV\nprefetched": "prefetched", "same\nmodel": "same_model"}
+    keys |= {_IN_WORDS[agent]: f"switch_{agent}" for agent in ("a", "b")}
     for at, (name, pair) in enumerate(rows.items()):
         for side, color, shift in (("switched_ms", PLAIN, -0.12), ("resident_ms", PALE, 0.12)):
             values = pair[side]
@@ -81,7 +93,7 @@ def _first_tokens(axes: Any, report: BenchReport) -> None:
 def _shares(axes: Any, report: BenchReport) -> None:
     """Everything in per cent, with its limit."""
     rows = [item for item in report.figures if item.unit == "%" and item.value is not None]
-    bars(axes, rows, "% (line: limit)")
+    bars(axes, rows, "% of the copy rate, or of the rate alone (line: limit)")
 
 
 def bars(axes: Any, rows: Sequence[Figure], label: str) -> None:
@@ -92,7 +104,7 @@ def bars(axes: Any, rows: Sequence[Figure], label: str) -> None:
         if row.wanted is not None:
             axes.vlines(row.wanted, at - 0.4, at + 0.4, color=LIMIT, linestyle="--")
         axes.text(0, at, f" {row.value:.3g}", va="center", fontsize=8, color="white")
-    axes.set_yticks(range(len(rows)), [row.key for row in rows])
+    axes.set_yticks(range(len(rows)), [_IN_WORDS.get(row.key, row.key) for row in rows])
     axes.invert_yaxis()
     axes.set_xlabel(label)
 
@@ -153,6 +165,8 @@ def estimate(pyplot: Any, report: BenchReport) -> None:
         mib.barh(at, over / MIB, color=color, height=0.6)
         mib.vlines(point["allowed_bytes"] / MIB, at - 0.4, at + 0.4, color=LIMIT, linestyle="--")
         share.barh(at, 100 * over / used, color=color, height=0.6)
+        for axes, value in ((mib, over / MIB), (share, 100 * over / used)):
+            axes.text(max(0, value), at, f" {value:.3g}", va="center", fontsize=7)
         limit = 100 * point["allowed_bytes"] / used
         share.vlines(limit, at - 0.4, at + 0.4, color=LIMIT, linestyle="--")
     mib.set_yticks(range(len(points)), [point["name"] for point in points], fontsize=8)
