@@ -72,6 +72,7 @@ class LlamaPool:
         self._memory = ll.llama_get_memory(self._context)
         self.batch_tokens = int(ll.llama_n_batch(self._context))
         self._batch = Batch(self.batch_tokens)
+        self._logs = library().logs
 
     def decode(self, batch: Sequence[tuple[int, Tokens, int, bool]]) -> None:
         """Compute one batch of at most :attr:`batch_tokens` tokens.
@@ -88,7 +89,7 @@ class LlamaPool:
         except OverflowError as error:
             raise Internal("decode_failed", str(error)) from None
         # A graph that does not fit into the compute buffer gets a larger one, here.
-        with library().logs.capture() as capture, self._buffers.growing():
+        with self._logs.capture() as capture, self._buffers.growing():
             result = ll.llama_decode(self._context, self._batch.struct)
         if result == 0:
             return

@@ -50,6 +50,9 @@ class Vocabulary:
 
     def __init__(self, model: Any, name: str, model_id: str, facts: dict[str, Facts]) -> None:
         self._name, self._model_id, self._known = name, model_id, facts
+        # Every call into the library gives the interpreter away, and asks for it again.
+        self._ends: dict[int, bool] = {}
+        self._pieces: dict[tuple[int, bool], bytes] = {}
         self._vocab = ll.llama_model_get_vocab(model)
         kind = ll.llama_vocab_type(self._vocab)
         self._exists = kind != ll.LLAMA_VOCAB_TYPE_NONE
@@ -159,6 +162,9 @@ class Vocabulary:
 
     def piece(self, token: int, *, special: bool) -> bytes:
         """See ``engine.Model``."""
+        known = self._pieces.get((token, special))
+        if known is not None:
+            return known
         if not self._exists or not 0 <= token < self._size:
             return b""
         count = -_PIECE_BYTES
@@ -167,11 +173,15 @@ class Vocabulary:
             count = int(
                 ll.llama_token_to_piece(self._vocab, token, buffer, len(buffer), 0, special)
             )
-        return buffer.raw[:count]
+        found = self._pieces[token, special] = buffer.raw[:count]
+        return found
 
     def is_eog(self, token: int) -> bool:
         """Whether ``token`` ends a generation."""
-        return bool(ll.llama_vocab_is_eog(self._vocab, token))
+        known = self._ends.get(token)
+        if known is None:
+            known = self._ends[token] = bool(ll.llama_vocab_is_eog(self._vocab, token))
+        return known
 
     def marks(self) -> tuple[str, str]:
         """Texts of BOS and EOS for templates; empty where there is none."""
