@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from vram_conductor.worker.vmm.library import Vmm
+
+_NOTHING = nullcontext()
 
 
 class Tagged:
@@ -33,14 +35,11 @@ class Tagged:
             yield
         self.sleepable = self._vmm.stat(self._tag).allocations > 0
 
-    @contextmanager
-    def growing(self) -> Iterator[None]:
+    def growing(self) -> AbstractContextManager[None]:
         """The same for what is replaced by something larger, or comes late, which is seldom."""
         if self._vmm is None or not self.sleepable:
-            yield
-            return
-        with self._vmm.region(self._tag):
-            yield
+            return _NOTHING
+        return self._vmm.region(self._tag)
 
     @contextmanager
     def gathered(self) -> Iterator[None]:
