@@ -57,9 +57,14 @@ class Up:
             stdout=subprocess.PIPE,
             stderr=self._log,
             start_new_session=True,
-            env={key: value for key, value in os.environ.items() if "VRAM_CONDUCTOR" not in key},
+            env=self._environment(),
         )
         self.said: dict[str, Any] | None = self._read()
+
+    def _environment(self) -> dict[str, str]:
+        env = {key: value for key, value in os.environ.items() if "VRAM_CONDUCTOR" not in key}
+        # A configuration that names no folder of its own must not meet whoever uses the default.
+        return env | {"XDG_RUNTIME_DIR": str(self.folder)}
 
     def _read(self) -> dict[str, Any] | None:
         assert self.process.stdout is not None

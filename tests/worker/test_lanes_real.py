@@ -95,13 +95,19 @@ def test_conversations_of_one_model_swap_beside_another_that_streams(
     driver.load("dora", "anna", n_ctx=512)
     driver.load("emil", "anna", n_ctx=512)
     stream = driver.run("bert", tokens=IDS["bert"], max_tokens=None, logit_bias=NO_END)
+    streamed = driver.attempts[stream]
+    while not streamed.ids:
+        driver.step()
+    beside = 0
     for index in range(6):
         for name in ("dora", "emil"):
-            before = len(driver.attempts[stream].ids)
+            before = len(streamed.ids)
             attempt = driver.finish(say(driver, name, index))[0]
             assert attempt.ids == alone[name][index]
             assert attempt.done.usage.reprefilled_tokens == 0
-            assert driver.attempts[stream].end or len(driver.attempts[stream].ids) > before
+            # A single turn may be over before the machine has given the stream a core.
+            beside += len(streamed.ids) > before
+    assert streamed.end or beside >= 2
     assert driver.core.swaps >= 2 * 5
     driver.cancel(stream)
     driver.finish(stream)
