@@ -73,6 +73,24 @@ def test_the_line_of_a_refusal() -> None:
     )
 
 
+def test_where_nobody_has_enough_all_are_named_together() -> None:
+    much = replace(CAP, requested_bytes=1200 * MIB, ledger_allocated_bytes=600 * MIB)
+    much = replace(much, leases_bytes=300 * MIB, largest_n_ctx_that_fits=None)
+    assert refusal.hint(much) == (
+        "stop other programs, which use 50 MiB of cpu, and release leases or wait for their end "
+        "(they hold 300 MiB), and unregister agents (2 agents hold 300 MiB)"
+    )
+
+
+def test_a_lease_that_agents_alone_are_in_the_way_of_may_let_them_make_room() -> None:
+    lease = replace(CAP, claim=None, largest_n_ctx_that_fits=None, foreign_bytes=0)
+    assert refusal.hint(lease) == (
+        "let agents make room (park, without --no-park), or unregister agents until 76 MiB are "
+        "free (2 agents hold 300 MiB)"
+    )
+    assert "make room" not in refusal.hint(replace(lease, requested_bytes=1100 * MIB))
+
+
 def test_only_bytes_that_were_the_reason_stand_in_the_line() -> None:
     deny = Deny(DenyCode.AGENTS, "", agents=1000, note="1000 agents are registered")
     assert refusal.line(deny) == (

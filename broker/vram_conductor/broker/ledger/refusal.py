@@ -65,6 +65,7 @@ def hint(deny: Deny) -> str:
 def _hint_bytes(deny: Deny) -> str:
     short = human_bytes(deny.short_by_bytes)
     start = "it is larger than its estimate; " if deny.code is DenyCode.MEASURED else ""
+    lease = deny.code is DenyCode.CAP and deny.claim is None
     ways = []
     if deny.largest_n_ctx_that_fits:
         ways.append(f"register with n_ctx={deny.largest_n_ctx_that_fits}, which fits now")
@@ -73,25 +74,43 @@ def _hint_bytes(deny: Deny) -> str:
         most = human_bytes(deny.ledger_max_bytes)
         start += f"{what} never fits: {deny.device} may hand out {most} in all; "
         if not ways:
-            lease = deny.code is DenyCode.CAP and deny.claim is None
             ways.append("ask for less" if lease else "choose a smaller model or context")
     else:
-        if deny.foreign_bytes:
-            ways.append(
-                f"stop other programs, which use {human_bytes(deny.foreign_bytes)} of {deny.device}"
-            )
-        if deny.leases_bytes:
-            leased = human_bytes(deny.leases_bytes)
-            ways.append(f"release leases or wait for their end (they hold {leased})")
-        if deny.agents:
-            held = human_bytes(deny.ledger_allocated_bytes - deny.leases_bytes)
-            who = "1 agent holds" if deny.agents == 1 else f"{deny.agents} agents hold"
-            ways.append(f"unregister agents until {short} are free ({who} {held})")
+        if lease and deny.agents and _agents_bytes(deny) >= deny.short_by_bytes:
+            ways.append("let agents make room (park, without --no-park)")
+        ways += _room(deny)
     if not ways or deny.never:
         ways.append(f"raise the capacity of {deny.device} by {short}")
     if deny.admission_percent < 100:
         ways.append(f"raise admission_percent, now {deny.admission_percent}")
     return start + ", or ".join(ways)
+
+
+def _agents_bytes(deny: Deny) -> int:
+    return deny.ledger_allocated_bytes - deny.leases_bytes
+
+
+def _room(deny: Deny) -> list[str]:
+    """Who could give bytes back: each a way of its own, or where no one has enough, all in one."""
+    held_bytes = _agents_bytes(deny)
+    found = []
+    if deny.foreign_bytes:
+        foreign = human_bytes(deny.foreign_bytes)
+        text = f"stop other programs, which use {foreign} of {deny.device}"
+        found.append((deny.foreign_bytes, text))
+    if deny.leases_bytes:
+        leased = human_bytes(deny.leases_bytes)
+        text = f"release leases or wait for their end (they hold {leased})"
+        found.append((deny.leases_bytes, text))
+    if deny.agents:
+        held, short = human_bytes(held_bytes), human_bytes(deny.short_by_bytes)
+        who = "1 agent holds" if deny.agents == 1 else f"{deny.agents} agents hold"
+        until = f" until {short} are free" if held_bytes >= deny.short_by_bytes else ""
+        found.append((held_bytes, f"unregister agents{until} ({who} {held})"))
+    texts = [text for _, text in found]
+    if any(has >= deny.short_by_bytes for has, _ in found) or not texts:
+        return texts
+    return [", and ".join(texts)]
 
 
 def _hint_host(deny: Deny) -> str:
