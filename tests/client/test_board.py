@@ -327,6 +327,11 @@ def test_leases_and_who_waits_for_them() -> None:
         "queued (waits for foreign)",
     ):
         assert text in " ".join(drawn.split()), text
+    note = "a lease may take what agents were promised"
+    beyond = msgspec.structs.replace(ledger, cap_bytes=1000 * MIB)
+    tight = device(leases=leases, promised=beyond, foreign_bytes=0, resident=[], resident_bytes=0)
+    assert note not in drawn
+    assert note in render(report(devices=[tight]), 100)
     promised = next(line for line in drawn.splitlines() if line.startswith("  promised ["))
     bar = promised[promised.index("[") + 1 : promised.index("]")]
     assert bar.count("L") == pytest.approx(len(bar) * 1100 / 2048, abs=1)

@@ -191,6 +191,8 @@ def _lines(device: DeviceStatus, width: int) -> str:
     if sum(line.bytes for line in device.promised.lines) > device.promised.promised_bytes:
         who_turns = "pools" if device.mode == "reserve" else "models"
         notes.append(f"{who_turns} take turns: the largest counts")
+    if device.leases and device.promised.promised_bytes > device.promised.cap_bytes:
+        notes.append("a lease may take what agents were promised: they wait until it ends")
     lines = [f"  {line}" for line in drawn.splitlines()]
     if notes:
         lines.append(wrapped(f"({'; '.join(notes)})", width, 2, 1))
