@@ -355,6 +355,7 @@ def test_other_parameters_are_not_a_renewal() -> None:
             assert (error.code, error.reason) == (Code.ALREADY_EXISTS, "lease_exists")
             (name,) = error.details["differences"]
             assert name == next(iter(changes)).removeprefix("lease_")
+            assert f"differs in {name};" in error.message
             bench.turn()
             workers[1].residency()
     client.ok(rid)

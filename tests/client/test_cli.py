@@ -372,7 +372,7 @@ def test_a_full_disk_is_said_in_one_line(broker: ScriptedBroker) -> None:
             timeout=60,
         )
     assert done.returncode == 1
-    assert "No space left on device" in done.stderr
+    assert done.stderr == "conductor: No space left on device (os_error)\n"
     assert "Traceback" not in done.stderr
 
 

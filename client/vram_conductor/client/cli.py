@@ -160,7 +160,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:
-        output.news(f"conductor: {error.strerror}: {error.filename or 'no file'} (os_error)")
+        # Writing to a full stdout names no file.
+        where = f": {error.filename}" if error.filename else ""
+        output.news(f"conductor: {error.strerror}{where} (os_error)")
         return EXIT_FAILED
     finally:
         signal.signal(signal.SIGTERM, previous or signal.SIG_DFL)

@@ -148,8 +148,8 @@ class LeaseDesk:
             raise AlreadyExists(
                 "lease_exists",
                 f"there is a lease {message.name!r} of {tenure.size_bytes} bytes on "
-                f"{tenure.device} with another {', '.join(differences)}; release it first, "
-                "or choose another name",
+                f"{tenure.device} already, and it differs in {', '.join(differences)}; release "
+                "it first, or choose another name",
                 differences=differences,
                 device=tenure.device,
                 bytes=tenure.size_bytes,
