@@ -7,7 +7,7 @@ import ctypes
 import ctypes.util
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
 from vram_conductor.worker.vmm.library import Vmm
@@ -41,6 +41,9 @@ class Device(Protocol):
 
     def used_bytes(self) -> int:
         """Device memory that is taken."""
+
+    def recording(self) -> AbstractContextManager[None]:
+        """A stream records a graph inside, as ggml-cuda does it; that it went well is checked."""
 
 
 class Counts(ctypes.Structure):
@@ -119,6 +122,12 @@ class StubDevice:
         self.stub.stub_caps(device_bytes, host_bytes)
 
     @contextmanager
+    def recording(self) -> Iterator[None]:
+        self.stub.stub_record(1)
+        yield
+        assert self.stub.stub_record(0), "the context was waited for"
+
+    @contextmanager
     def hog(self, size: int) -> Iterator[None]:
         """Somebody else takes ``size`` bytes of the device."""
         self.stub.stub_hog(size)
@@ -126,6 +135,10 @@ class StubDevice:
             yield
         finally:
             self.stub.stub_hog(-size)
+
+
+_NON_BLOCKING, _RELAXED = 1, 2
+"""``cudaStreamNonBlocking``, ``cudaStreamCaptureModeRelaxed``"""
 
 
 class CudaDevice:
@@ -166,6 +179,22 @@ class CudaDevice:
         free, total = ctypes.c_size_t(), ctypes.c_size_t()
         assert not self.runtime.cudaMemGetInfo(free, total)
         return total.value - free.value
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        runtime, stream, graph = self.runtime, ctypes.c_void_p(), ctypes.c_void_p()
+        written = self.malloc(MIB)
+        assert not runtime.cudaStreamCreateWithFlags(ctypes.byref(stream), _NON_BLOCKING)
+        assert not runtime.cudaStreamBeginCapture(stream, _RELAXED)
+        call = (ctypes.c_void_p(written), 0, ctypes.c_size_t(MIB), stream)
+        assert not runtime.cudaMemsetAsync(*call)
+        yield
+        assert not runtime.cudaMemsetAsync(*call)
+        assert not runtime.cudaStreamEndCapture(stream, ctypes.byref(graph)), "it was spoilt"
+        assert graph.value
+        assert not runtime.cudaGraphDestroy(graph)
+        assert not runtime.cudaStreamDestroy(stream)
+        assert not self.free(written)
 
 
 def cudart() -> str:

@@ -336,6 +336,36 @@ def what_others_took_meanwhile_is_seen_before_the_wake(device: Device) -> None:
     clear(device, held)
 
 
+@scene
+def no_move_spoils_a_graph_that_another_thread_records(device: Device) -> None:
+    vmm, errors = device.vmm, list[BaseException]()
+
+    def moves() -> None:
+        try:
+            tag = vmm.new_tag()
+            with vmm.region(tag):
+                mine = [device.malloc(MIB), device.malloc(5000)]
+            with vmm.on_host():
+                planned = device.malloc(MIB)
+            vmm.back_up(tag)
+            vmm.sleep(tag, keep=True)
+            vmm.wake(tag)
+            vmm.drop_backup(tag)
+            vmm.sleep(tag, keep=False)
+            vmm.wake(tag)
+            assert vmm.free_bytes() > 0
+            assert [device.free(address) for address in (*mine, planned)] == [0, 0, 0]
+        except BaseException as error:
+            errors.append(error)
+
+    moves()  # what is loaded at the first use is there
+    with device.recording():
+        thread = threading.Thread(target=moves)
+        thread.start()
+        thread.join(60)
+    assert not errors, errors
+
+
 def main() -> None:
     device = open_device()
     SCENES[sys.argv[1]](device)

@@ -136,27 +136,17 @@ def the_context_of_a_thread_is_as_it_was(device: StubDevice) -> None:
 
 
 @scene
-def memory_in_use_is_freed_when_the_device_is_done(device: StubDevice) -> None:
-    """As the runtime's cudaFree does; what sleeps is used by nobody."""
-    for asleep, waits in ((False, 1), (True, 0)):
-        tag = device.vmm.new_tag()
-        held = fill(device, tag, MIB)
-        if asleep:
-            device.vmm.sleep(tag, keep=True)
-        before = device.counts().synchronised
-        clear(device, held)
-        assert device.counts().synchronised - before == waits
-
-
-@scene
-def sleeping_and_waking_wait_for_nobody_else(device: StubDevice) -> None:
+def nobody_else_is_waited_for(device: StubDevice) -> None:
+    """Whoever moves or frees memory has waited for its own work."""
     tag = device.vmm.new_tag()
-    held = fill(device, tag, MIB)
     before = device.counts().synchronised
+    clear(device, fill(device, tag, MIB))
+    held = fill(device, tag, MIB)
     device.vmm.sleep(tag, keep=True)
     device.vmm.wake(tag)
-    assert device.counts().synchronised == before
+    device.vmm.sleep(tag, keep=True)
     clear(device, held)
+    assert device.counts().synchronised == before
 
 
 @scene

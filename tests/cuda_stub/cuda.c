@@ -15,7 +15,8 @@
 typedef int R;
 typedef unsigned long long Address, Handle;
 
-enum { OK = 0, INVALID = 1, NO_MEMORY = 2, NO_CONTEXT = 201, LAUNCH_FAILED = 719 };
+enum { OK = 0, INVALID = 1, NO_MEMORY = 2, NO_CONTEXT = 201, LAUNCH_FAILED = 719,
+       STREAM_CAPTURE_UNSUPPORTED = 900 };
 enum { UNIT = 64 << 10, SLOTS = 4096 };
 
 typedef struct { int fd, released, mappings; size_t bytes; } Memory;
@@ -47,6 +48,7 @@ static int countdown, code, pause_us;
 static _Thread_local void *contexts[16];
 static _Thread_local int depth;
 static int able = 1, devices = 1;
+static int recording, spoilt;
 static char the_context;
 
 /* --- for tests ------------------------------------------------------------------------------- */
@@ -77,6 +79,17 @@ void stub_caps(uint64_t device_bytes, uint64_t host_bytes)
 
 /* Every call takes up to this long, so that threads meet. */
 void stub_pause(int us) { pause_us = us; }
+
+/* A stream records a graph from now on, until it is called with 0: then whether that went well. */
+int stub_record(int begin)
+{
+    pthread_mutex_lock(&lock);
+    int well = !spoilt;
+    recording = begin;
+    spoilt = 0;
+    pthread_mutex_unlock(&lock);
+    return well;
+}
 
 /* Memory of somebody else on the same device. */
 int stub_hog(int64_t bytes)
@@ -443,8 +456,9 @@ R cuCtxSynchronize(void)
     CALL_IN_CONTEXT;
     pthread_mutex_lock(&lock);
     now.synchronised++;
+    int refused = spoilt = recording;
     pthread_mutex_unlock(&lock);
-    return OK;
+    return refused ? STREAM_CAPTURE_UNSUPPORTED : OK;
 }
 
 static R queue(Stream *stream, void *to, const void *from, size_t bytes, uint64_t *count)

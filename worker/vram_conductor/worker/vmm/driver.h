@@ -29,7 +29,6 @@ enum { VMM_SUPPORTED = 102, PINNED = 1, ON_DEVICE = 1, READ_WRITE = 3, NON_BLOCK
     X(cuCtxPushCurrent, "cuCtxPushCurrent_v2", (CUcontext))                                        \
     X(cuCtxPopCurrent, "cuCtxPopCurrent_v2", (CUcontext *))                                        \
     X(cuCtxGetDevice, "cuCtxGetDevice", (CUdevice *))                                              \
-    X(cuCtxSynchronize, "cuCtxSynchronize", (void))                                                \
     X(cuMemGetInfo, "cuMemGetInfo_v2", (size_t *, size_t *))                                       \
     X(cuMemGetAllocationGranularity, "cuMemGetAllocationGranularity",                              \
       (size_t *, const CUmemAllocationProp *, int))                                                \

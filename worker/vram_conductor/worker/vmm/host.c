@@ -43,8 +43,7 @@ bool host_free(void *pointer, CUresult *result)
     if (loan) *at = loan->next;
     pthread_mutex_unlock(&lock);
     if (!loan) return false;
-    *result = cu.cuCtxSynchronize();
-    if (*result == SUCCESS) *result = cu.cuMemFreeHost(pointer);
+    *result = cu.cuMemFreeHost(pointer); /* who frees has waited, see free_block() */
     if (*result == SUCCESS) {
         free(loan);
         return true;

@@ -6,9 +6,10 @@ the device's again; awake, it is where it was, and llama.cpp never notices.
 
 Thread rules: every method may be called from any thread; each releases the interpreter lock.
 Calls for one tag wait for each other, calls for different tags run at once. A region belongs to
-the thread that entered it. Whoever puts a tag to sleep has seen to it that no kernel and no copy
-uses it any more (``llama_synchronize`` of every context that does); that is not waited for here,
-because it would wait for everybody else's work, too.
+the thread that entered it. Whoever puts a tag to sleep or frees its memory has seen to it that no
+kernel and no copy uses it any more (``llama_synchronize`` of every context that does); that is not
+waited for here: it would wait for everybody else's work, too, and spoil a CUDA graph that another
+thread records.
 """
 
 from __future__ import annotations

@@ -61,13 +61,15 @@ API CUresult cudaMalloc(void **pointer, size_t bytes)
     return tagged ? tagged_malloc(pointer, bytes) : runtime_malloc(pointer, bytes);
 }
 
-/* Asleep or awake. Step by step, so that what failed half-way can be freed again. */
+/* Asleep or awake. Step by step, so that what failed half-way can be freed again.
+ *
+ * Whoever frees has waited for all work that uses the memory, by its own streams. Waiting for the
+ * whole context here would be an error while another thread records a CUDA graph, for both: this
+ * call would be refused, and the recording spoilt (the CUDA programming guide, "Prohibited and
+ * unhandled operations" of stream capture). llama.cpp ends the process on either. */
 static CUresult free_block(Tag *tag, Block *b)
 {
-    CUresult r = SUCCESS;
-    /* The runtime's cudaFree waits for the device, too: work that uses the memory may be queued. */
-    if (b->mapped) r = cu.cuCtxSynchronize();
-    if (r == SUCCESS && b->mapped) r = block_unmap(b, NULL);
+    CUresult r = b->mapped ? block_unmap(b, NULL) : SUCCESS;
     if (r == SUCCESS) r = backup_drop(b, NULL);
     if (r == SUCCESS && tag->blocks == b && !b->next) r = stream_drop(tag);
     if (r == SUCCESS) r = cu.cuMemAddressFree(b->address, b->bytes);
