@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from functools import partial
 
 import pytest
@@ -129,6 +129,50 @@ def test_what_is_under_way_is_known_until_it_has_come_back(threads: ThreadLanes)
     assert landed == [1, 2]
     assert traffic.idle
     assert traffic.progress(patient=False) == (2, False)
+
+
+class Together:
+    """Lanes from which all comes back at once."""
+
+    parallel, ahead = True, 1
+
+    def __init__(self) -> None:
+        self._under_way: list[Errand] = []
+
+    def submit(self, errand: Errand) -> None:
+        self._under_way.append(errand)
+
+    def finished(self) -> list[Errand]:
+        back: list[Errand] = []
+        for errand in self._under_way:
+            errand.carry_out(back.append)
+        self._under_way = []
+        return back
+
+    def wait(self) -> list[Errand]:
+        back = self.finished()
+        assert back, "this would wait for ever: all has come back already"
+        return back
+
+    def keep(self, names: Collection[str]) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def test_what_is_finished_may_wait_for_what_came_back_with_it() -> None:
+    traffic, ends = Traffic(Together()), list[str]()
+
+    def then(error: Exception | None) -> None:
+        traffic.quiesce(["a"])
+        ends.append("hauled")
+
+    traffic.begin(Haul((frozenset("b"), frozenset()), nothing, then))
+    traffic.begin(Note("a", nothing, ends))
+    assert traffic.collect()
+    assert ends == ["a", "hauled"]
+    assert traffic.idle
 
 
 def test_a_haul_that_may_take_its_time_is_no_reason_to_worry(threads: ThreadLanes) -> None:

@@ -8,6 +8,7 @@ become quiet.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING
 
@@ -78,6 +79,7 @@ class Traffic:
     def __init__(self, lanes: Lanes) -> None:
         self._lanes = lanes
         self._batches: dict[str, Errand] = {}
+        self._back: deque[Errand] = deque()
         self._next_serial = 0
         self.haul: Haul | None = None
         self.rests = False
@@ -165,7 +167,7 @@ class Traffic:
         """Wait until nothing is under way in these pools (or anywhere)."""
         self.call_back(self._batches if keys is None else keys)
         while not (self.idle if keys is None else self.quiet(keys)):
-            self._land(self._lanes.wait())
+            self._land([] if self._back else self._lanes.wait())
 
     def hold(self, keys: Iterable[str]) -> None:
         """From now on these pools are held, and no others."""
@@ -180,7 +182,10 @@ class Traffic:
                 batch.stop = True
 
     def _land(self, errands: list[Errand]) -> None:
-        for errand in errands:
+        # Whoever is finished may wait in turn, for what has come back together with it, too.
+        self._back.extend(errands)
+        while self._back:
+            errand = self._back.popleft()
             over = errand.over
             if over:
                 if errand is self.haul:
