@@ -142,6 +142,23 @@ def test_errors_of_the_product_itself_are_found_in_its_log(tmp_path: Path) -> No
     assert bed.complaints() == []
 
 
+def test_who_died_of_a_signal_and_where_it_was_is_in_the_report(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    crash = [
+        "CUDA error: operation not permitted",
+        "  current device: 0, in function f at x.cu:1",
+        "/x.cu:98: CUDA error",
+        "Fatal Python error: Aborted",
+        "",
+        "Thread 0x01 (most recent call first):",
+        '  File "lane.py", line 1 in _loop',
+    ]
+    log.write_text("\n".join(["INFO good", *crash, "INFO a new one", "  indented", "", "x"]))
+    said = ["worker cuda:0 (pid 7) died after 2.0 s: SIGABRT; starting it again in 0.10 s"]
+    bed = Bed("cpu", SimpleNamespace(log=log), None, said)  # type: ignore[arg-type]
+    assert bed.complaints() == [*said, "\n".join(["the log says:", *crash])]
+
+
 def parallel_stream(began_s: float, first_s: float, rate: float, tokens: int) -> Stream:
     found = Stream.__new__(Stream)
     found.began_s = began_s

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import signal
+import time
 from pathlib import Path
 
 import pytest
+from worker_process import WorkerProcess
 
 from vram_conductor.worker.reporter import Reporter
 from vram_conductor.worker.watchdog import EXIT_HANG, Watchdog, give_up, io_bytes
@@ -134,3 +137,15 @@ def test_a_report_can_wait_but_not_for_ever() -> None:
     assert reporter.overdue(2100 * MS)
     assert reporter.due(1, 2100 * MS, urgent=True), "what is overdue is due, too"
     assert not reporter.overdue(2101 * MS)
+
+
+def test_a_worker_that_a_library_aborts_says_where_it_was(short_tmp: Path) -> None:
+    with WorkerProcess(short_tmp, f"ipc://{short_tmp}/nobody.ipc") as worker:
+        until = time.monotonic() + 60
+        while "serving cpu" not in worker.log:
+            assert time.monotonic() < until, worker.log
+            time.sleep(0.01)
+        worker.process.send_signal(signal.SIGABRT)
+        assert worker.process.wait(20) == -signal.SIGABRT
+        assert "Fatal Python error: Aborted" in worker.log
+        assert "loop.py" in worker.log

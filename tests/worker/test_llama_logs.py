@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
+import pytest
+
 from vram_conductor.worker.llama.loglines import (
     BufferLine,
     CacheLine,
@@ -173,3 +175,16 @@ def test_llama_cpp_logs_from_the_calling_thread(engine: LlamaEngine) -> None:
     for thread in threads:
         thread.join()
     assert together == alone
+
+
+def test_the_last_words_of_llama_cpp_are_not_lost_in_a_capture(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    from vram_conductor.worker.llama.library import library
+
+    words = ["CUDA error: an illegal memory access\n", "  current device: 0, in f at x.cu:1\n"]
+    with library().logs.capture() as capture:
+        for text in (*words, "f: out of memory\n"):
+            library()._on_log(LEVEL_ERROR, text.encode(), None)
+    assert capture.texts() == [*(text.rstrip() for text in words), "f: out of memory"]
+    assert capfd.readouterr().err == "".join(words)

@@ -25,6 +25,11 @@ HOST_CAP_BYTES = {"cuda": 8 << 30, "cpu": 1 << 30}
 POLL_S = 0.005
 LOG_LINES = 40
 """Of broker and worker, shown when something fails."""
+CRASH_LINES = 150
+"""Of a crash: some lines for each thread."""
+_CRASHES = ("Fatal Python error:", "CUDA error")
+_LAST_WORDS = ("GGML_ASSERT", ": CUDA error", "terminate called")
+_GOES_ON = ("  ", "Thread 0x", "Current thread 0x", "Extension modules")
 _IDS = range(1000, 2000)
 """Token ids that are text in every usual vocabulary."""
 
@@ -63,18 +68,35 @@ def tracebacks(log: Sequence[str]) -> list[str]:
     return found
 
 
+def crashes(log: Sequence[str]) -> list[str]:
+    """The lines of a log that tell how a library ended the process: what it said last, and where
+    all threads were then. *Pure.*"""
+    found: list[str] = []
+    inside = False
+    for line in log:
+        starts = line.startswith(_CRASHES) or any(sign in line for sign in _LAST_WORDS)
+        inside = starts or (inside and (not line or line.startswith(_GOES_ON)))
+        if inside:
+            found.append(line)
+    return found
+
+
 class Bed:
     """A stage that runs with one device, and a client.
 
     Attributes:
         device: the device's id.
         stage, conductor: the system and the client.
+        said: what the supervisor has to say: who died, and how.
     """
 
-    def __init__(self, device: str, stage: Stage, conductor: Conductor) -> None:
+    def __init__(
+        self, device: str, stage: Stage, conductor: Conductor, said: Sequence[str] = ()
+    ) -> None:
         self.device = device
         self.stage = stage
         self.conductor = conductor
+        self.said = said
 
     # --- looking ------------------------------------------------------------------------------
 
@@ -120,10 +142,11 @@ class Bed:
         threading.Event().wait(seconds)
 
     def complaints(self) -> list[str]:
-        """What broker and worker wrote about errors of their own, for a report's failures; also
-        where nobody noticed anything else of them."""
-        lines = tracebacks(self.stage.log.read_text(errors="replace").splitlines())
-        return ["\n".join(["the log says:", *lines[:LOG_LINES]])] if lines else []
+        """Who died, and what broker and worker wrote about errors of their own, for a report's
+        failures; also where nobody noticed anything else of them."""
+        log = self.stage.log.read_text(errors="replace").splitlines()
+        lines = [*tracebacks(log)[:LOG_LINES], *crashes(log)[:CRASH_LINES]]
+        return [*self.said, *(["\n".join(["the log says:", *lines])] if lines else [])]
 
     # --- doing --------------------------------------------------------------------------------
 
@@ -166,12 +189,14 @@ def open_bed(
         threads=setting.threads,
         sleep=setting.sleep,
     )
-    stage = Stage([device], worker=f"model_dirs = {setting.folders!r}\n{worker}")
+    said: list[str] = []
+    worker = f"model_dirs = {setting.folders!r}\n{worker}"
+    stage = Stage([device], worker=worker, say=said.append)
     log: list[str] = []
     try:
         with stage, Conductor(stage.endpoint, client="bench") as conductor:
             try:
-                yield Bed(setting.device, stage, conductor)
+                yield Bed(setting.device, stage, conductor, said)
             finally:
                 log = stage.log.read_text(errors="replace").splitlines()
     except Exception:

@@ -54,6 +54,7 @@ from vram_conductor.worker.resolver import Resolver
 from vram_conductor.worker.stops import stop_signals, watch_supervisor
 from vram_conductor.worker.streams import JOIN_TOKENS, Joining
 from vram_conductor.worker.vram import NvmlSampler
+from vram_conductor.worker.watchdog import tell_crashes
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +72,7 @@ killed, until everything is parked."""
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of ``python -m vram_conductor.worker``; returns the exit code."""
     logs.set_up()
+    tell_crashes()
     try:
         options = parse(sys.argv[1:] if argv is None else argv, os.environ)
     except InvalidArgument as error:

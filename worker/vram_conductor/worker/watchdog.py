@@ -86,6 +86,12 @@ def wind_up(hang_ms: int) -> None:
     signal.setitimer(signal.ITIMER_REAL, 2 * hang_ms / 1000)
 
 
+def tell_crashes() -> None:
+    """Say where every thread is when a library ends the process by a signal (a failed assertion,
+    a wrong address): otherwise nobody can tell afterwards what it was at."""
+    faulthandler.enable(file=_STDERR_FD, all_threads=True)
+
+
 def unwind() -> None:
     """Stop the timer of :func:`wind_up`."""
     signal.setitimer(signal.ITIMER_REAL, 0)

@@ -17,8 +17,13 @@ import llama_cpp
 from llama_cpp import llama_cpp as ll
 
 from vram_conductor.protocol.errors import FailedPrecondition
-from vram_conductor.worker.llama.logs import LogRouter
+from vram_conductor.worker.llama.logs import LEVEL_ERROR, LogRouter
 from vram_conductor.worker.llama.options import EngineOptions
+
+_LAST_WORDS = (b"CUDA error", b"  ", b"ggml_cuda_compute_forward")
+"""Lines after which llama.cpp ends the process: whoever captures them reads them no more."""
+
+_STDERR_FD = 2
 
 _lock = threading.Lock()
 _library: Library | None = None
@@ -49,7 +54,10 @@ class Library:
 
     def _on_log(self, level: int, text: bytes, _data: Any) -> None:
         # An exception cannot pass through C; a line that cannot be read is worth less than a job.
-        self.logs.event(level, (text or b"").decode("utf-8", "replace"))
+        line = text or b""
+        if level == LEVEL_ERROR and line.startswith(_LAST_WORDS):
+            os.write(_STDERR_FD, line)
+        self.logs.event(level, line.decode("utf-8", "replace"))
 
 
 def library() -> Library:
