@@ -5,11 +5,14 @@ from __future__ import annotations
 
 import ctypes
 import ctypes.util
+import mmap
 import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import cached_property
 from typing import Protocol
 
+from vram_conductor.worker.pin_cuda import CudaPinner
 from vram_conductor.worker.vmm.library import Vmm
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -41,6 +44,9 @@ class Device(Protocol):
 
     def used_bytes(self) -> int:
         """Device memory that is taken."""
+
+    def pin(self) -> None:
+        """Pin memory as that of parked states is pinned, and let go of it."""
 
     def recording(self) -> AbstractContextManager[None]:
         """A stream records a graph inside, as ggml-cuda does it; that it went well is checked."""
@@ -121,6 +127,9 @@ class StubDevice:
     def caps(self, device_bytes: int, host_bytes: int = 256 * MIB) -> None:
         self.stub.stub_caps(device_bytes, host_bytes)
 
+    def pin(self) -> None:
+        pass  # by other means, see pinning.c
+
     @contextmanager
     def recording(self) -> Iterator[None]:
         self.stub.stub_record(1)
@@ -179,6 +188,17 @@ class CudaDevice:
         free, total = ctypes.c_size_t(), ctypes.c_size_t()
         assert not self.runtime.cudaMemGetInfo(free, total)
         return total.value - free.value
+
+    @cached_property
+    def _pinner(self) -> CudaPinner:
+        return CudaPinner()
+
+    def pin(self) -> None:
+        pinner = self._pinner
+        with mmap.mmap(-1, MIB) as memory:
+            address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+            pinner.pin(address, MIB)
+            pinner.unpin(address)
 
     @contextmanager
     def recording(self) -> Iterator[None]:

@@ -354,6 +354,7 @@ def no_move_spoils_a_graph_that_another_thread_records(device: Device) -> None:
             vmm.sleep(tag, keep=False)
             vmm.wake(tag)
             assert vmm.free_bytes() > 0
+            device.pin()
             assert [device.free(address) for address in (*mine, planned)] == [0, 0, 0]
         except BaseException as error:
             errors.append(error)
