@@ -25,7 +25,7 @@ from hypothesis.stateful import (
 
 from vram_conductor.protocol.commands import Failed, RunDone
 from vram_conductor.protocol.errors import Internal, ResourceExhausted
-from vram_conductor.protocol.values import Message, PoolShape, Sampling
+from vram_conductor.protocol.values import KVType, Message, PoolShape, Sampling
 from vram_conductor.worker.seating import MOST_REFUSALS
 from vram_conductor.worker.streams import Joining
 
@@ -65,6 +65,7 @@ class Life(RuleBasedStateMachine):
         fine: what jobs may fail with.
         lanes: how its core carries things out.
         joining: how tokens share messages.
+        second: type of the KV of every second agent: one model may have two pools.
     """
 
     models: Sequence[ModelSpec] = MODELS
@@ -72,6 +73,7 @@ class Life(RuleBasedStateMachine):
     fine = FINE
     lanes: LanesKind = "inline"
     joining = Joining()
+    second: KVType = "f16"
 
     def __init__(self) -> None:
         super().__init__()
@@ -201,7 +203,8 @@ class Life(RuleBasedStateMachine):
 
     def _load(self, agent: str) -> None:
         model, n_ctx, slots = AGENTS[agent]
-        self.driver.load(agent, model, n_ctx, slots)
+        kv_type = self.second if agent.endswith("2") else "f16"
+        self.driver.load(agent, model, n_ctx, slots, kv_type)
 
     def _break_once(self, which: str) -> None:
         faults = self.driver.engine.faults

@@ -8,6 +8,7 @@ from core_driver import LanesKind
 from core_life import Life, Sleep
 from hypothesis import settings
 
+from vram_conductor.protocol.values import KVType
 from vram_conductor.worker.streams import Joining
 
 TestLife = Life.TestCase
@@ -39,10 +40,21 @@ LateSleep.TestCase.settings = settings(max_examples=60, stateful_step_count=40, 
 TestLateSleep = LateSleep.TestCase
 
 
+class TwoPools(LateSleep):
+    """The same where a model's agents have KV of two types, and so two pools on its weights."""
+
+    second: KVType = "q8_0"
+
+
+TwoPools.TestCase.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+TestTwoPools = TwoPools.TestCase
+
+
 class Free(Sleep):
     """The same with threads, which take turns as often as can be."""
 
     lanes: LanesKind = "free"
+    second: KVType = "q8_0"
     joining = Joining(4)
 
     def __init__(self) -> None:
