@@ -28,6 +28,23 @@ STATE = 16 + 4 * 200
 """An agent's largest state."""
 
 
+class Refusals:
+    """A fault that refuses whenever it is asked, or once, after it has let ``only`` pass.
+
+    Attributes:
+        asked: how often it was.
+    """
+
+    def __init__(self, reason: str, *, only: int | None = None) -> None:
+        self.asked = 0
+        self._reason, self._only = reason, only
+
+    def __call__(self) -> None:
+        self.asked += 1
+        if self._only in (None, self.asked - 1):
+            raise Internal(self._reason, "not now")
+
+
 def right(driver: Driver, attempt: Attempt, model: str) -> bool:
     """Whether an answer is what the undisturbed model says."""
     assert attempt.prompt is not None
@@ -128,18 +145,13 @@ def test_a_promise_takes_the_oldest_backup_back() -> None:
 
 def test_a_refused_backup_is_not_asked_for_again_and_weights_are_unloaded_instead() -> None:
     driver = Driver(MODELS, budget_bytes=ROOM_FOR_ONE, sleepable=True)
-    asked = [0]
-
-    def refused() -> None:
-        asked[0] += 1
-        raise Internal("backup_failed", "no pinned memory")
-
+    refused = Refusals("backup_failed")
     driver.engine.faults.back_up = refused
     for spec in MODELS:
         driver.load(spec.model, spec.model)
     turns(driver, 2)
     assert driver.store.lent_bytes == driver.device.pinned_bytes == 0
-    assert asked[0] == len(driver.engine.loads) > 3
+    assert refused.asked == len(driver.engine.loads) > 3
 
 
 def test_backups_do_not_ask_again_and_again_for_room_that_parked_states_take() -> None:
@@ -217,13 +229,7 @@ def test_a_device_that_refuses_a_wake_costs_time_and_no_job(
 ) -> None:
     driver = three(lanes=lanes)
     turns(driver, 1)
-    asked = [0]
-
-    def refused() -> None:
-        asked[0] += 1
-        if asked[0] == after + 1:
-            raise Internal("wake_failed", "not now")
-
+    refused = Refusals("wake_failed", only=after)
     driver.engine.faults.wake = refused
     attempt = driver.finish(driver.run("full", prompt="abc", continue_=True))[0]
     assert right(driver, attempt, "full")
@@ -251,18 +257,13 @@ def test_a_device_that_refuses_every_wake_is_served_by_loading(lanes: LanesKind)
 def test_weights_that_are_read_and_cannot_be_woken_cost_their_job_after_some_tries() -> None:
     driver = three()
     turns(driver, 1)
-    asked = [0]
-
-    def refused() -> None:
-        asked[0] += 1
-        raise Internal("wake_failed", "never")
-
+    refused = Refusals("wake_failed")
     driver.engine.faults.wake = refused
     driver.core.residency.weights["full"].readers = 1
     failed = driver.finish(driver.run("full", prompt="abc", continue_=True))[0]
     assert failed.failed.error.reason == "wake_failed"
     # The pool was asked, too, and closed.
-    assert asked[0] == 1 + 1 + MOST_REFUSALS
+    assert refused.asked == 1 + 1 + MOST_REFUSALS
     assert right(driver, driver.say("chain", "abc"), "chain")
     books(driver)
     driver.core.residency.weights["full"].readers = 0
@@ -359,15 +360,10 @@ def test_an_agent_is_admitted_though_what_it_shares_cannot_be_woken() -> None:
     driver.budget(0)
     driver.budget(3 * ROOM_FOR_ONE)
     assert driver.core.residency.pools["full@f16"].asleep
-    asked = [0]
-
-    def refused() -> None:
-        asked[0] += 1
-        raise Internal("wake_failed", "never")
-
+    refused = Refusals("wake_failed")
     driver.engine.faults.wake = refused
     assert isinstance(driver.load("again", "full", n_ctx=20), Loaded)
-    assert asked[0]
+    assert refused.asked
     books(driver)
     assert right(driver, driver.say("again", "abc"), "full")
     turns(driver)
@@ -377,13 +373,7 @@ def test_an_agent_is_admitted_though_what_it_shares_cannot_be_woken() -> None:
 def test_what_refuses_to_sleep_is_unloaded_or_closed(after: int, loads: int) -> None:
     driver = three()
     turns(driver, 1)
-    asked = [0]
-
-    def refused() -> None:
-        asked[0] += 1
-        if asked[0] == after + 1:
-            raise Internal("sleep_failed", "not now")
-
+    refused = Refusals("sleep_failed", only=after)
     driver.engine.faults.sleep = refused
     turns(driver)
     assert len(driver.engine.loads) == loads

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from small_tmpfs import small_tmpfs
 
 from vram_conductor.protocol.errors import (
     ConductorError,
@@ -388,23 +389,13 @@ def test_a_file_size_limit_is_disk_full(opener: Opener) -> None:
 
 
 @pytest.fixture
-def small_tmpfs(tmp_path: Path) -> Iterator[Path]:
-    mount = tmp_path / "tmpfs"
-    mount.mkdir()
-    size = 20 * STEP
-    command = ["mount", "-t", "tmpfs", "-o", f"size={size},mode=700", "tmpfs", str(mount)]
-    try:
-        done = subprocess.run(command, capture_output=True, check=False)
-    except OSError as error:
-        pytest.skip(f"no mount command: {error}")
-    if done.returncode != 0:
-        pytest.skip("mounting needs root")
-    yield mount
-    subprocess.run(["umount", "-l", str(mount)], check=True)
+def full_soon(tmp_path: Path) -> Iterator[Path]:
+    with small_tmpfs(tmp_path, 20 * STEP) as mount:
+        yield mount
 
 
-def test_a_full_tmpfs_is_an_error_and_never_a_signal(opener: Opener, small_tmpfs: Path) -> None:
-    store = opener(cap=1000 * STEP, folder=small_tmpfs / "arenas")
+def test_a_full_tmpfs_is_an_error_and_never_a_signal(opener: Opener, full_soon: Path) -> None:
+    store = opener(cap=1000 * STEP, folder=full_soon / "arenas")
     park(store, "a", b"a" * (4 * STEP))
     park(store, "b", b"b" * (4 * STEP))
     # Sparse space is promised for far more than the file system has.
@@ -420,8 +411,8 @@ def test_a_full_tmpfs_is_an_error_and_never_a_signal(opener: Opener, small_tmpfs
     assert read(store, "a") == b"A" * (4 * STEP)
 
 
-def test_spare_halves_make_room_in_a_full_tmpfs(opener: Opener, small_tmpfs: Path) -> None:
-    store = opener(cap=1000 * STEP, folder=small_tmpfs / "arenas")
+def test_spare_halves_make_room_in_a_full_tmpfs(opener: Opener, full_soon: Path) -> None:
+    store = opener(cap=1000 * STEP, folder=full_soon / "arenas")
     for data in (b"1", b"2"):
         park(store, "a", data * (8 * STEP))
     deadline = time.monotonic() + 10

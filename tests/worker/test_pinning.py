@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import subprocess
 import sys
 import threading
 import time
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from fake_pinner import FakePinner
+from small_tmpfs import small_tmpfs
 
 from vram_conductor.protocol.errors import ConductorError, Internal, ResourceExhausted
 from vram_conductor.protocol.values import ConversationKey
@@ -480,32 +480,23 @@ def test_a_reserve_is_given_back_where_room_is_needed(opener: Opener) -> None:
 
 
 def test_a_small_file_system_has_no_room_for_a_reserve(tmp_path: Path) -> None:
-    mount = tmp_path / "tmpfs"
-    mount.mkdir()
-    size = 12 * STEP
-    command = ["mount", "-t", "tmpfs", "-o", f"size={size},mode=700", "tmpfs", str(mount)]
-    try:
-        done = subprocess.run(command, capture_output=True, check=False)
-    except OSError as error:
-        pytest.skip(f"no mount command: {error}")
-    if done.returncode != 0:
-        pytest.skip("mounting needs root")
     fake = FakePinner()
-    store = KVStore(ArenaDir(mount / "arenas", "cuda:0"), 1 << 40, pinning=Pinning(ENOUGH, fake))
-    try:
-        for turn in range(4):
-            data = bytes([turn]) * (5 * STEP)
-            park(store, "a", data, max_bytes=100 * STEP)
-            until(lambda: store.pinned(key("a")), "never pinned")
-            fake.check()
+    with small_tmpfs(tmp_path, 12 * STEP) as mount:
+        pinning = Pinning(ENOUGH, fake)
+        store = KVStore(ArenaDir(mount / "arenas", "cuda:0"), 1 << 40, pinning=pinning)
+        try:
+            for turn in range(4):
+                data = bytes([turn]) * (5 * STEP)
+                park(store, "a", data, max_bytes=100 * STEP)
+                until(lambda: store.pinned(key("a")), "never pinned")
+                fake.check()
+                assert read(store, "a") == data
+                assert store.pinned(key("a"))
+            with pytest.raises(ResourceExhausted):
+                store.writer(key("b"), 9 * STEP, 0)
             assert read(store, "a") == data
-            assert store.pinned(key("a"))
-        with pytest.raises(ResourceExhausted):
-            store.writer(key("b"), 9 * STEP, 0)
-        assert read(store, "a") == data
-    finally:
-        store.close()
-        subprocess.run(["umount", "-l", str(mount)], check=True)
+        finally:
+            store.close()
     assert not fake.ranges
     assert not fake.faults
 
