@@ -271,8 +271,8 @@ class EngineLoop:
     def _residency(self) -> Residency | None:
         """A report, if one is due. Only called between moves, so the sample sees none half done."""
         core, now_ns = self._core, time.monotonic_ns()
-        if not self._open or core.hauling:
-            return None
+        if not self._open or core.hauling or now_ns < self._reporter.next_ns(core.revision, now_ns):
+            return None  # once per token: whether somebody is urgent need not be asked
         if not self._reporter.due(core.revision, now_ns, urgent=core.urgent):
             return None
         assert self._broker_epoch is not None

@@ -71,11 +71,6 @@ class Rates:
         rate = self._smooth.get(kind) or PRIOR.get(kind, 0.0)
         return n_bytes / rate if rate else 0.0
 
-    def bytes_per_ms(self, kind: Kind) -> float | None:
-        """Mean rate of a kind; None before the first move that took any time."""
-        found = self._found.get(kind)
-        return found.bytes / found.ms if found and found.ms > 0 else None
-
     def report(self) -> dict[str, MoveRate]:
         """For RESIDENCY."""
         return dict(self._found.items())
