@@ -1,0 +1,106 @@
+"""Which tensors a model must consist of, and no others. *Pure.*
+
+A tensor that nobody reads would change the result where another engine reads it (a bias, an
+expert, an adapter), so it is an error like a missing one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from vram_conductor.protocol.errors import InvalidArgument, Unimplemented
+from vram_conductor.worker.pipeline.hyperparameters import Hyperparameters
+from vram_conductor.worker.pipeline.tensor_types import Tensor, TensorType
+
+ROPE_FREQS = "rope_freqs.weight"
+
+Shape = tuple[int, int]
+"""Rows and columns; a vector has one row."""
+
+
+def layer_tensors(it: Hyperparameters) -> dict[str, tuple[str, Shape]]:
+    """Name inside a unit → name in the file behind ``blk.N.``, and shape; in a fixed order."""
+    embd, q, kv, ff = it.n_embd, it.q_width, it.kv_width, it.n_ff
+    shapes: dict[str, Shape] = {
+        "attn_norm.weight": (1, embd),
+        "attn_q.weight": (q, embd),
+        "attn_k.weight": (kv, embd),
+        "attn_v.weight": (kv, embd),
+    }
+    if it.qkv_bias:
+        shapes |= {"attn_q.bias": (1, q), "attn_k.bias": (1, kv), "attn_v.bias": (1, kv)}
+    if it.qk_norm:
+        shapes |= {"attn_q_norm.weight": (1, it.head_dim), "attn_k_norm.weight": (1, it.head_dim)}
+    shapes["attn_output.weight"] = (embd, q)
+    if it.post_norms:
+        shapes["post_attention_norm.weight"] = (1, embd)
+    shapes |= {
+        "ffn_norm.weight": (1, embd),
+        "ffn_gate.weight": (ff, embd),
+        "ffn_up.weight": (ff, embd),
+        "ffn_down.weight": (embd, ff),
+    }
+    if it.post_norms:
+        shapes["post_ffw_norm.weight"] = (1, embd)
+    return {
+        name.removesuffix(".weight").replace(".", "_"): (name, shape)
+        for name, shape in shapes.items()
+    }
+
+
+def expected_tensors(it: Hyperparameters) -> dict[str, Shape]:
+    """Name in the file → shape, of everything but ``rope_freqs.weight``."""
+    found = {
+        f"blk.{layer}.{name}": shape
+        for layer in range(it.n_layer)
+        for name, shape in layer_tensors(it).values()
+    }
+    found |= {"token_embd.weight": (it.n_vocab, it.n_embd), "output_norm.weight": (1, it.n_embd)}
+    if not it.tied:
+        found["output.weight"] = (it.n_vocab, it.n_embd)
+    return found
+
+
+def check_tensors(path: str, it: Hyperparameters, tensors: Mapping[str, Tensor]) -> None:
+    """Compare a file with what its metadata says.
+
+    Raises:
+        InvalidArgument: ``bad_model``: a tensor is missing or has another shape.
+        Unimplemented: ``unsupported_tensor``: one that is not known, or a vector that is not F32.
+    """
+    expected = expected_tensors(it)
+    for name, (rows, columns) in expected.items():
+        tensor = tensors.get(name)
+        if tensor is None:
+            raise InvalidArgument(
+                "bad_model",
+                f"{path}: the {it.arch} model has no tensor {name} ({rows} × {columns}), which "
+                f"the layer pipeline needs; it knows models with the tensors that llama.cpp's "
+                "converter writes",
+                path=path,
+                tensor=name,
+            )
+        if (tensor.rows, tensor.columns) != (rows, columns):
+            raise InvalidArgument(
+                "bad_model",
+                f"{path}: tensor {name} has {tensor.rows} rows of {tensor.columns}; the metadata "
+                f"says {rows} of {columns}: get the file again",
+                path=path,
+                tensor=name,
+            )
+    for name, tensor in tensors.items():
+        if name not in expected and name != ROPE_FREQS:
+            raise _unsupported(path, tensor, f"which a {it.arch} model here does not have")
+        if tensor.rows == 1 and tensor.type != TensorType.F32:
+            raise _unsupported(path, tensor, "where vectors are F32")
+
+
+def _unsupported(path: str, tensor: Tensor, what: str) -> Unimplemented:
+    return Unimplemented(
+        "unsupported_tensor",
+        f"{path}: tensor {tensor.name} ({tensor.type.name}, {tensor.rows} × {tensor.columns}), "
+        f"{what}; leaving it out would give wrong results: take another file of this model",
+        path=path,
+        tensor=tensor.name,
+        type=tensor.type.name,
+    )
