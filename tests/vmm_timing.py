@@ -1,6 +1,7 @@
 """How fast memory sleeps and wakes on this GPU, beside the rate of pinned copies in the same run.
 
-``python -m vmm_timing`` prints one JSON object per size and one for the copies. Runs in a process
+``python -m vmm_timing sizes`` prints one JSON object per size and one for the copies,
+``python -m vmm_timing pieces`` one per size of the pieces that a wake copies. Runs in a process
 with the preload library.
 """
 
@@ -12,6 +13,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from statistics import median
 
 from vmm_device import MIB, CudaDevice
 
@@ -20,6 +23,10 @@ TIMES = 7
 MANY = 220
 REST_S = 0.02
 SMALL_PIECES, SMALL_BYTES = 48, 192 << 10
+PIECES_MIB = (4, 8, 16, 32, 64, 0)
+"""0: everything at once."""
+
+MODEL = 664 * MIB
 PER_THREAD = 2
 """The runtime's name for the calling thread's own stream."""
 
@@ -94,60 +101,107 @@ def moves(device: CudaDevice, blocks: Sequence[int]) -> dict[str, float]:
     }
 
 
-def small_copies_s(device: CudaDevice, host: ctypes.c_void_p, address: int) -> float:
-    """As for a small conversation's KV: pieces of a few hundred KiB, waited for together."""
-    stream, runtime = ctypes.c_void_p(PER_THREAD), device.runtime
-    begun = time.perf_counter()
-    for at in range(0, SMALL_PIECES * SMALL_BYTES, SMALL_BYTES):
-        place = ctypes.c_void_p((host.value or 0) + at)
-        assert not runtime.cudaMemcpyAsync(address + at, place, SMALL_BYTES, 1, stream)
-    assert not runtime.cudaStreamSynchronize(stream)
-    return time.perf_counter() - begun
+class Small:
+    """As a small conversation's KV comes back: pieces of a few hundred KiB, waited for together."""
+
+    def __init__(self, device: CudaDevice) -> None:
+        void, length = ctypes.c_void_p, ctypes.c_size_t
+        self.device, self.host = device, void()
+        for library in (device.runtime, device.calls):
+            library.cudaMemcpyAsync.argtypes = [void, void, length, ctypes.c_int, void]
+            library.cudaStreamSynchronize.argtypes = [void]
+        device.runtime.cudaHostAlloc.argtypes = [ctypes.POINTER(void), length, ctypes.c_uint]
+        device.runtime.cudaFreeHost.argtypes = [void]
+        assert not device.runtime.cudaHostAlloc(self.host, SMALL_PIECES * SMALL_BYTES, 0)
+        # Tensors of several sequences lie apart.
+        self.address = device.malloc(2 * SMALL_PIECES * SMALL_BYTES)
+
+    def copy_s(self, *, gathered: bool) -> float:
+        """``gathered``: as the worker does it; otherwise as anybody else's copies."""
+        stream = ctypes.c_void_p(PER_THREAD)
+        calls = self.device.calls if gathered else self.device.runtime
+        begun = time.perf_counter()
+        with self.device.vmm.gathered() if gathered else nullcontext():
+            for at in range(0, SMALL_PIECES * SMALL_BYTES, SMALL_BYTES):
+                place = ctypes.c_void_p((self.host.value or 0) + at)
+                to = ctypes.c_void_p(self.address + 2 * at)
+                assert not calls.cudaMemcpyAsync(to, place, SMALL_BYTES, 1, stream)
+            assert not calls.cudaStreamSynchronize(stream)
+        return time.perf_counter() - begun
+
+    def close(self) -> None:
+        assert self.device.free(self.address) == 0
+        assert not self.device.runtime.cudaFreeHost(self.host)
 
 
-def beside(device: CudaDevice, size: int) -> dict[str, float]:
-    """Small copies while a block of ``size`` bytes wakes, beside the same ones alone."""
-    vmm, tag, runtime, host = device.vmm, device.vmm.new_tag(), device.runtime, ctypes.c_void_p()
-    void, length = ctypes.c_void_p, ctypes.c_size_t
-    runtime.cudaMemcpyAsync.argtypes = [void, void, length, ctypes.c_int, void]
-    runtime.cudaStreamSynchronize.argtypes = [void]
-    assert not runtime.cudaHostAlloc(host, SMALL_PIECES * SMALL_BYTES, 0)
-    address = device.malloc(SMALL_PIECES * SMALL_BYTES)
-    with vmm.region(tag):
-        block = device.malloc(size)
-    vmm.back_up(tag)
-    alone_s = best_s(lambda: small_copies_s(device, host, address))
-    together, wakes = [], []
+def beside(small: Small, tag: int, *, gathered: bool) -> tuple[float, float]:
+    """Small copies while a tag wakes: what both took, in ms; medians of several."""
+    vmm, together, wakes = small.device.vmm, list[float](), list[float]()
+
+    def wake() -> None:
+        begun = time.perf_counter()
+        vmm.wake(tag)
+        wakes.append(time.perf_counter() - begun)
+
     for _ in range(TIMES):
         vmm.sleep(tag, keep=True)
-        begun = time.perf_counter()
-        thread = threading.Thread(target=lambda: vmm.wake(tag))
+        time.sleep(REST_S)
+        thread = threading.Thread(target=wake)
         thread.start()
         time.sleep(0.002)  # memory is mapped by then, and copies are under way
-        together.append(small_copies_s(device, host, address))
+        together.append(small.copy_s(gathered=gathered))
         thread.join()
-        wakes.append(time.perf_counter() - begun)
-    assert device.free(block) == device.free(address) == 0
-    assert not runtime.cudaFreeHost(host)
-    return {
-        "beside_mib": size // MIB,
-        "wake_ms": round(1e3 * min(wakes), 3),
-        "small_alone_ms": round(1e3 * alone_s, 3),
-        "small_beside_ms": round(1e3 * min(together), 3),
-    }
+    return round(1e3 * median(together), 3), round(1e3 * median(wakes), 3)
+
+
+def by_piece(device: CudaDevice, into_gb_s: float) -> None:
+    """One row per size of a piece: wakes alone, and what small copies beside one wait for."""
+    vmm, tag, small = device.vmm, device.vmm.new_tag(), Small(device)
+    with vmm.region(tag):
+        block = device.malloc(MODEL)
+    vmm.back_up(tag)
+    alone = [small.copy_s(gathered=True) for _ in range(TIMES)]
+    for piece_mib in PIECES_MIB:
+        vmm.pace(piece_mib * MIB)
+        soon, rested = list[float](), list[float]()
+        for _ in range(TIMES):
+            vmm.sleep(tag, keep=True)
+            soon.append(timed_s(lambda: vmm.wake(tag)))
+            vmm.sleep(tag, keep=True)
+            time.sleep(REST_S)
+            rested.append(timed_s(lambda: vmm.wake(tag)))
+        row: dict[str, float] = {"piece_mib": piece_mib}
+        for name, times in (("wake", soon), ("rested", rested)):
+            row[f"{name}_ms"] = round(1e3 * median(times), 3)
+            row[f"{name}_percent"] = round(100 * MODEL / median(times) / 1e9 / into_gb_s, 1)
+        row["small_alone_ms"] = round(1e3 * median(alone), 3)
+        for name, gathered in (("gathered", True), ("foreign", False)):
+            row[f"{name}_ms"], row[f"wake_beside_{name}_ms"] = beside(small, tag, gathered=gathered)
+        say(row)
+    small.close()
+    assert device.free(block) == 0
+
+
+def by_size(device: CudaDevice, into_gb_s: float) -> None:
+    """One row per size. A model's weights are one block; many small ones are the worst that there
+    could be."""
+    for blocks in (*([mib * MIB] for mib in SIZES_MIB), [3 * MIB] * MANY):
+        row = moves(device, blocks)
+        for name in ("wake", "rested"):
+            row[f"{name}_percent"] = round(100 * row[f"{name}_gb_s"] / into_gb_s, 1)
+        say(row)
+
+
+def say(row: dict[str, float]) -> None:
+    sys.stdout.write(json.dumps(row) + "\n")
+    sys.stdout.flush()
 
 
 def main() -> None:
     device = CudaDevice()
     rates = copy_rates(device, 512 * MIB)
-    sys.stdout.write(json.dumps({"pinned": rates}) + "\n")
-    # A model's weights are one block; many small ones are the worst that there could be.
-    for blocks in (*([mib * MIB] for mib in SIZES_MIB), [3 * MIB] * MANY):
-        row = moves(device, blocks)
-        for name in ("wake", "rested"):
-            row[f"{name}_percent"] = round(100 * row[f"{name}_gb_s"] / rates["in_gb_s"], 1)
-        sys.stdout.write(json.dumps(row) + "\n")
-    sys.stdout.write(json.dumps(beside(device, 664 * MIB)) + "\n")
+    say(rates)
+    {"sizes": by_size, "pieces": by_piece}[sys.argv[1]](device, rates["in_gb_s"])
 
 
 if __name__ == "__main__":

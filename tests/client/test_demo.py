@@ -237,8 +237,9 @@ def test_the_stage_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
         "VRAM_CONDUCTOR_BROKER_CLIENTS": "x",
         "VRAM_CONDUCTOR_WORKER_ARENA_DIR": "y",
         "VRAM_CONDUCTOR_CONFIG": "z",
+        "VRAM_CONDUCTOR_VMM_PIECE": "0",
     }
-    assert private_environment(env) == {"PATH": "/bin"}
+    assert private_environment(env) == {"PATH": "/bin", "VRAM_CONDUCTOR_VMM_PIECE": "0"}
 
 
 @pytest.mark.parametrize("keep", [False, True])

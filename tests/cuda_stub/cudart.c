@@ -47,6 +47,8 @@ enum { PENDING = 65536, TO_DEVICE = 1, TO_HOST = 2, LAUNCH_FAILED = 719 };
 typedef struct { char *to; const char *from; size_t to_step, from_step, width, rows; void *stream; } Copy;
 static Copy pending[PENDING];
 static int queued, copies, waits, fail_after;
+static pthread_cond_t let_go = PTHREAD_COND_INITIALIZER;
+static int held_back;
 
 void cudart_copies(int *made, int *waited)
 {
@@ -57,6 +59,24 @@ void cudart_copies(int *made, int *waited)
 
 /* The nth copy or wait from now fails; 0 disarms. */
 void cudart_arm(int nth) { fail_after = nth; }
+
+/* From now on (1) nothing is copied until that ends (0): who waits, waits. */
+void cudart_hold(int begin)
+{
+    pthread_mutex_lock(&lock);
+    held_back = begin;
+    pthread_cond_broadcast(&let_go);
+    pthread_mutex_unlock(&lock);
+}
+
+/* How many copies nobody has waited for to the end. */
+int cudart_queued(void)
+{
+    pthread_mutex_lock(&lock);
+    int left = queued;
+    pthread_mutex_unlock(&lock);
+    return left;
+}
 
 static int enqueue(Copy copy)
 {
@@ -94,6 +114,7 @@ int cudaStreamSynchronize(void *stream)
 {
     int left = 0, failed;
     pthread_mutex_lock(&lock);
+    while (held_back) pthread_cond_wait(&let_go, &lock);
     waits++;
     failed = fail_after > 0 && --fail_after == 0;
     for (int i = 0; i < queued; i++) {

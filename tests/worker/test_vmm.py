@@ -10,6 +10,8 @@ from vmm_faults import MOVES
 from vmm_rig import Rig, stub_rig
 from vmm_scenes import SCENES
 from vmm_stub_scenes import SCENES as STUB_SCENES
+from way_scenes import ENVIRONMENT
+from way_scenes import SCENES as WAY_SCENES
 
 
 @pytest.fixture(scope="module")
@@ -29,6 +31,11 @@ def test_much_memory_comes_and_goes(rig: Rig) -> None:
 @pytest.mark.parametrize("name", list(STUB_SCENES))
 def test_scene_of_the_stand_in(rig: Rig, name: str) -> None:
     rig.run("vmm_stub_scenes", name)
+
+
+@pytest.mark.parametrize("name", list(WAY_SCENES))
+def test_scene_of_the_way_to_the_device(rig: Rig, name: str) -> None:
+    rig.run("way_scenes", name, **ENVIRONMENT.get(name, {}))
 
 
 def test_the_fault_shim_of_the_gpu_tests(rig: Rig, tmp_path: Path) -> None:

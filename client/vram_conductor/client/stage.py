@@ -53,8 +53,13 @@ class StageDevice:
 
 
 def private_environment(env: Mapping[str, str]) -> dict[str, str]:
-    """``env`` without what would lay itself over the stage's own configuration."""
-    return {name: value for name, value in env.items() if not name.startswith(ENV_PREFIX)}
+    """``env`` without what would lay itself over the stage's own configuration. What experiments
+    with the preload library set is none of that."""
+    return {
+        name: value
+        for name, value in env.items()
+        if not name.startswith(ENV_PREFIX) or name.startswith(f"{ENV_PREFIX}VMM_")
+    }
 
 
 class Stage:

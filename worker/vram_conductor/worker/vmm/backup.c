@@ -3,12 +3,28 @@
 
 #include <stdlib.h>
 
+#include "way.h"
+
 #ifndef CHUNK
 #define CHUNK ((size_t)64 << 20) /* pinning holds the driver's locks: in pieces others get a turn */
 #endif
 #ifndef PIECE
 #define PIECE ((size_t)8 << 20) /* copied in at a time: small copies of others wait for so much */
 #endif
+#ifndef GIVE_WAY_NS
+#define GIVE_WAY_NS 3000000u /* so long a wake puts its pieces off for others, all in all */
+#endif
+
+static _Atomic size_t piece = PIECE;
+static _Atomic uint64_t give_way_ns = GIVE_WAY_NS;
+
+void backup_pace(uint64_t piece_bytes, uint64_t give_ns)
+{
+    piece = piece_bytes;
+    give_way_ns = give_ns;
+}
+
+uint64_t backup_patience(void) { return give_way_ns; }
 
 static size_t chunk_bytes(const Block *b, size_t i)
 {
@@ -83,19 +99,24 @@ static CUresult copy_out(Tag *tag, Block *b, Failure *why)
 
 /* Two pieces are under way at any time, one behind the other: the bus is never idle, and what others
  * copy meanwhile (KV that comes back, the inputs of a decode) has little before it. All of it queued
- * at once would be in front of them, for milliseconds. */
+ * at once (a piece of 0 bytes) would be in front of them, for milliseconds. */
 CUresult backup_copy_in(Tag *tag, Block *b, Failure *why)
 {
     CUresult r = SUCCESS;
+    size_t paced = piece, step = paced && paced < CHUNK ? paced : CHUNK;
     for (size_t i = 0; i < b->chunks; i++)
-        for (size_t at = 0; at < chunk_bytes(b, i) && r == SUCCESS; at += PIECE) {
+        for (size_t at = 0; at < chunk_bytes(b, i) && r == SUCCESS; at += step) {
             size_t left = chunk_bytes(b, i) - at;
             CUevent landed = tag->landed[tag->turn++ % 2];
-            r = TRY(why, cuEventSynchronize, landed); /* the piece before the last */
+            if (paced) r = TRY(why, cuEventSynchronize, landed); /* the piece before the last */
+            if (r == SUCCESS && paced) {
+                uint64_t given = way_give(tag->patience_ns);
+                tag->patience_ns -= given < tag->patience_ns ? given : tag->patience_ns;
+            }
             if (r == SUCCESS)
                 r = TRY(why, cuMemcpyHtoDAsync, b->address + i * CHUNK + at,
-                        (const char *)b->chunk[i] + at, left < PIECE ? left : PIECE, tag->stream);
-            if (r == SUCCESS) r = TRY(why, cuEventRecord, landed, tag->stream);
+                        (const char *)b->chunk[i] + at, left < step ? left : step, tag->stream);
+            if (r == SUCCESS && paced) r = TRY(why, cuEventRecord, landed, tag->stream);
         }
     return r;
 }

@@ -22,9 +22,11 @@ from pathlib import Path
 
 from vram_conductor.protocol.errors import ConductorError, FailedPrecondition
 
-_PARTS = ("vmm", "sleep", "backup", "block", "tag", "host", "driver", "runtime", "gather")
+_PARTS = ("vmm", "sleep", "backup", "block", "tag", "host", "driver", "runtime", "gather", "way")
 SOURCES = tuple(Path(__file__).with_name(f"{name}.c") for name in _PARTS)
-HEADERS = tuple(Path(__file__).with_name(f"{name}.h") for name in ("vmm", "tag", "host", "driver"))
+HEADERS = tuple(
+    Path(__file__).with_name(f"{name}.h") for name in ("vmm", "tag", "host", "driver", "way")
+)
 COMPILERS = ("cc", "gcc", "clang")
 FLAGS = ("-O2", "-fPIC", "-shared", "-std=c11", "-fvisibility=hidden", "-Wall", "-Wextra")
 LIBRARIES = ("-pthread", "-ldl")

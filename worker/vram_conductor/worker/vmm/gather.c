@@ -5,7 +5,8 @@
  * generate side by side take cells in turns, and then every cell is a piece of its own. Between
  * vmm_gather_begin() and vmm_gather_end() of a thread its copies between host and device are only
  * put on their stream, small ones that lie at regular distances as one, and the thread waits at the
- * end, or where so much is under way that others who copy would notice. Whoever gathers sees to it that nothing reads what is being copied before that.
+ * end, or where so much is under way that others who copy would notice. Whoever gathers sees to it
+ * that nothing reads what is being copied before that.
  *
  * Other threads, and everything outside of the two calls, meet the runtime's own functions. */
 #define _GNU_SOURCE
@@ -14,6 +15,7 @@
 #include <stdint.h>
 
 #include "vmm.h"
+#include "way.h"
 
 typedef int cudaError;
 typedef void *cudaStream;
@@ -37,6 +39,7 @@ static _Thread_local struct {
     int kind;
     cudaStream stream;
     size_t ahead; /* bytes on the stream that nobody has waited for */
+    bool has_way; /* some of them go to the device: who wakes a model waits */
     cudaError failed; /* the first error */
 } own;
 
@@ -76,6 +79,18 @@ static void wait_for(void)
 {
     if (own.ahead) note(real_wait(own.stream));
     own.ahead = 0;
+    if (own.has_way) way_leave();
+    own.has_way = false;
+}
+
+/* Before a copy of what was gathered goes on its stream. */
+static void make_way(void)
+{
+    if (own.ahead >= AHEAD) wait_for();
+    if (own.kind == TO_DEVICE && !own.has_way) {
+        way_take();
+        own.has_way = true;
+    }
 }
 
 /* Put what was gathered on its stream. */
@@ -83,13 +98,13 @@ static void flush(void)
 {
     Run *run = &own.run;
     for (size_t at = 0, n; run->rows == 1 && at < run->width; at += n) {
-        if (own.ahead >= AHEAD) wait_for();
+        make_way();
         n = run->width - at < AHEAD ? run->width - at : AHEAD;
         note(real_copy(run->to + at, run->from + at, n, own.kind, own.stream));
         own.ahead += n;
     }
     if (run->rows > 1) {
-        if (own.ahead >= AHEAD) wait_for();
+        make_way();
         note(real_copy_rows(run, own.kind, own.stream));
         own.ahead += run->rows * run->width;
     }

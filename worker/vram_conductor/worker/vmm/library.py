@@ -16,24 +16,25 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from vram_conductor.protocol.errors import (
-    ConductorError,
     FailedPrecondition,
     Internal,
     ResourceExhausted,
 )
 from vram_conductor.worker.vmm import preload
+from vram_conductor.worker.vmm.failure import LOST, Failure, backup_failed, text
+from vram_conductor.worker.vmm.pace import GIVE_WAY_NS, PIECE_BYTES, PIECE_VARIABLE, piece_bytes
 
-ABI = 3
+ABI = 4
 """Of ``vmm.c``; another one is refused."""
 
 # The codes of vmm.c; _BACKUP is added by vmm_sleep to what the backup before it failed with.
-_NO_MEMORY, _LOST, _BACKUP = 1, 3, 16
-_TEXT_BYTES = 256
+_NO_MEMORY, _BACKUP = 1, 16
 _tags = itertools.count(1)
 _ON_HOST = 2**64 - 1
 """``ON_HOST`` of host.h"""
@@ -71,21 +72,11 @@ class _Stat(ctypes.Structure):
     ]
 
 
-class _Failure(ctypes.Structure):
-    """What went wrong, filled in by a call that returns anything but 0."""
-
-    _fields_ = [
-        ("need_bytes", ctypes.c_uint64),
-        ("free_bytes", ctypes.c_uint64),
-        ("text", ctypes.c_char * _TEXT_BYTES),
-    ]
-
-
 class Vmm:
     """The library in this process. Make it with :meth:`open`."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        failure = ctypes.POINTER(_Failure)
+        failure = ctypes.POINTER(Failure)
         tag = ctypes.c_uint64
         for name, arguments in {
             "vmm_open": [failure],
@@ -100,16 +91,21 @@ class Vmm:
             function.argtypes, function.restype = arguments, ctypes.c_int
         library.vmm_begin.argtypes, library.vmm_begin.restype = [tag], tag
         library.vmm_end.argtypes, library.vmm_end.restype = [tag], None
+        library.vmm_pace.argtypes, library.vmm_pace.restype = [ctypes.c_uint64] * 2, None
         library.vmm_gather_begin.argtypes, library.vmm_gather_begin.restype = [], None
         library.vmm_gather_end.argtypes, library.vmm_gather_end.restype = [], ctypes.c_int
         self._library = library
 
     @classmethod
-    def open(cls) -> Vmm:
+    def open(cls, env: Mapping[str, str] = os.environ) -> Vmm:
         """The library that this process was started with. Initialises the CUDA driver: call it
         when ``CUDA_VISIBLE_DEVICES`` is as it is to be.
 
+        Args:
+            env: :data:`PIECE_VARIABLE` is looked for here.
+
         Raises:
+            InvalidArgument: ``bad_config``, see :func:`piece_bytes`.
             FailedPrecondition: ``vmm_unavailable``: it was not preloaded, is of another version,
                 or the driver cannot do it; the message says why and what to do.
         """
@@ -130,11 +126,25 @@ class Vmm:
                 "python -m vram_conductor.worker.vmm.build",
                 abi=abi,
             )
+        piece = piece_bytes(env)
         vmm = cls(library)
-        failure = _Failure()
+        failure = Failure()
         if library.vmm_open(failure):
-            raise FailedPrecondition("vmm_unavailable", _text(failure))
+            raise FailedPrecondition("vmm_unavailable", text(failure))
+        if PIECE_VARIABLE in env:
+            vmm.pace(piece)
         return vmm
+
+    def pace(self, piece_bytes: int = PIECE_BYTES, give_way_ns: int = GIVE_WAY_NS) -> None:
+        """How wakes share the way to the device with others who copy, from now on.
+
+        Args:
+            piece_bytes: what is copied at a time, with two pieces under way; 0: everything at
+                once, and no way is given.
+            give_way_ns: so long, all in all, a wake puts pieces off while a state is copied in
+                (:meth:`gathered`).
+        """
+        self._library.vmm_pace(piece_bytes, give_way_ns)
 
     def new_tag(self) -> int:
         """A tag that nobody has; it needs no giving back."""
@@ -197,9 +207,9 @@ class Vmm:
                 driver refused; there is no more backup than before.
             FailedPrecondition: ``backup_gone``: the tag sleeps without one.
         """
-        failure = _Failure()
+        failure = Failure()
         if code := self._library.vmm_back_up(tag, failure):
-            raise _backup_failed(code, failure)
+            raise backup_failed(code, failure)
 
     def drop_backup(self, tag: int) -> None:
         """Give the pinned memory back. A tag that sleeps cannot be woken afterwards, if its
@@ -208,9 +218,9 @@ class Vmm:
         Raises:
             Internal: ``backup_failed``: the driver refused; it can be tried again.
         """
-        failure = _Failure()
+        failure = Failure()
         if code := self._library.vmm_drop_backup(tag, failure):
-            raise _backup_failed(code, failure)
+            raise backup_failed(code, failure)
 
     def sleep(self, tag: int, keep: bool) -> None:
         """Give the device memory of ``tag`` back; the addresses stay. Nothing to do for a tag
@@ -226,13 +236,13 @@ class Vmm:
                 the tag is awake again as far as possible (see :meth:`stat`), without ``keep``
                 cleared, where it had been given back.
         """
-        failure = _Failure()
+        failure = Failure()
         code = self._library.vmm_sleep(tag, int(keep), failure)
         if not code:
             return
         if code >= _BACKUP:
-            raise _backup_failed(code - _BACKUP, failure)
-        raise Internal("sleep_failed", f"device memory cannot be put to sleep: {_text(failure)}")
+            raise backup_failed(code - _BACKUP, failure)
+        raise Internal("sleep_failed", f"device memory cannot be put to sleep: {text(failure)}")
 
     def wake(self, tag: int) -> None:
         """Take device memory for ``tag`` at its old addresses, and copy its backup in, if it
@@ -244,12 +254,12 @@ class Vmm:
             Internal: ``wake_failed``: the driver refused; it sleeps on.
             FailedPrecondition: ``backup_gone``: its backup was dropped in its sleep.
         """
-        failure = _Failure()
+        failure = Failure()
         code = self._library.vmm_wake(tag, failure)
         if not code:
             return
-        if code == _LOST:
-            raise _backup_failed(code, failure)
+        if code == LOST:
+            raise backup_failed(code, failure)
         if code == _NO_MEMORY:
             need, free = int(failure.need_bytes), int(failure.free_bytes)
             raise ResourceExhausted(
@@ -259,7 +269,7 @@ class Vmm:
                 need_bytes=need,
                 free_bytes=free,
             )
-        raise Internal("wake_failed", f"device memory cannot be woken: {_text(failure)}")
+        raise Internal("wake_failed", f"device memory cannot be woken: {text(failure)}")
 
     def free_bytes(self) -> int:
         """Free memory of the device now, as the driver tells it. Makes a CUDA context where
@@ -268,21 +278,7 @@ class Vmm:
         Raises:
             Internal: ``driver_error``.
         """
-        value, failure = ctypes.c_uint64(), _Failure()
+        value, failure = ctypes.c_uint64(), Failure()
         if self._library.vmm_free_bytes(value, failure):
-            raise Internal("driver_error", f"free device memory is unknown: {_text(failure)}")
+            raise Internal("driver_error", f"free device memory is unknown: {text(failure)}")
         return value.value
-
-
-def _text(failure: _Failure) -> str:
-    return bytes(failure.text).decode("utf-8", "replace")
-
-
-def _backup_failed(code: int, failure: _Failure) -> ConductorError:
-    if code == _LOST:
-        return FailedPrecondition("backup_gone", "the contents were given up in its sleep")
-    return Internal(
-        "backup_failed",
-        f"pinned host memory: {_text(failure)}",
-        need_bytes=int(failure.need_bytes),
-    )

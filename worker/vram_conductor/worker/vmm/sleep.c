@@ -16,6 +16,7 @@ static uint64_t clock_ns(void)
 static CUresult wake_blocks(Tag *tag, Failure *why, uint64_t *map_ns)
 {
     CUresult r = SUCCESS;
+    tag->patience_ns = backup_patience();
     for (Block *b = tag->blocks; b && r == SUCCESS; b = b->next) {
         if (b->mapped) continue;
         uint64_t begun = clock_ns();

@@ -32,6 +32,7 @@ typedef struct Tag {
     CUstream stream; /* of its copies; made at the first */
     CUevent landed[2]; /* the last piece that was copied in, and the one before, by turns */
     unsigned turn;
+    uint64_t patience_ns; /* so long the wake that is under way still gives way to others */
     Block *blocks;
     uint64_t wake_map_ns, wake_copy_ns;
 } Tag;
@@ -64,6 +65,10 @@ int backup_make(Tag *tag, Failure *why);
 /* Give the pinned memory back. */
 CUresult backup_drop(Block *b, Failure *why);
 uint64_t backup_bytes(const Block *b);
+/* From now on blocks are copied in by pieces of so many bytes (0: all at once), and a wake waits for
+ * others who copy in for so long. */
+void backup_pace(uint64_t piece_bytes, uint64_t give_ns);
+uint64_t backup_patience(void);
 /* Begin to copy a block in; stream_finish() waits for the last of it. */
 CUresult backup_copy_in(Tag *tag, Block *b, Failure *why);
 CUresult stream_need(Tag *tag, Failure *why);

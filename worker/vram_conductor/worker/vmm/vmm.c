@@ -18,7 +18,7 @@
 #include "host.h"
 #include "tag.h"
 
-#define ABI 3
+#define ABI 4
 
 typedef struct { uint64_t bytes, mapped_bytes, backup_bytes, allocations, map_ns, copy_ns; } Stat;
 
@@ -114,6 +114,9 @@ API void vmm_end(uint64_t before) { now = before; }
 
 /* Find the driver. Before it succeeds regions do nothing. */
 API int vmm_open(Failure *why) { return driver_open(why); }
+
+/* How wakes share the way to the device, see backup_pace(). Any thread; counts from the next block. */
+API void vmm_pace(uint64_t piece_bytes, uint64_t give_ns) { backup_pace(piece_bytes, give_ns); }
 
 enum move { BACK_UP, DROP, SLEEP, SLEEP_KEEPING, WAKE };
 
