@@ -1,0 +1,100 @@
+"""What can be said of the CUDA wrapper without a GPU: its refusals, its memory, its arguments."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from vram_conductor.protocol.errors import FailedPrecondition, Internal, ResourceExhausted
+from vram_conductor.worker.memory import host_memory
+from vram_conductor.worker.pipeline.cuda import Cuda
+from vram_conductor.worker.pipeline.cuda_module import CudaLaunch
+from vram_conductor.worker.pipeline.gpu import Argument
+from vram_conductor.worker.pipeline.host_region import host_region
+
+
+def test_cupy_that_is_not_installed_names_both_extras(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    with pytest.raises(FailedPrecondition) as caught:
+        Cuda.of("cuda:0")
+    assert caught.value.reason == "cupy_missing"
+    assert "[cuda]" in caught.value.info.message
+    assert "[cuda13]" in caught.value.info.message
+
+
+@pytest.mark.parametrize("n_bytes", [0, 1, 4096, 4097, 3_000_001])
+def test_a_host_region_is_all_zeros_at_a_page(n_bytes: int) -> None:
+    array = host_region(n_bytes)
+    assert array.shape == (n_bytes,)
+    assert not array.any()
+    assert array.ctypes.data % mmap.PAGESIZE == 0
+    array[:] = 7
+    assert (array == 7).all()
+
+
+def test_more_host_memory_than_there_is_is_refused_with_numbers() -> None:
+    need_bytes = host_memory().total_bytes + 1
+    with pytest.raises(ResourceExhausted) as caught:
+        host_region(need_bytes)
+    assert caught.value.reason == "host_memory_short"
+    assert caught.value.details["need_bytes"] == need_bytes
+    assert caught.value.details["available_bytes"] < need_bytes
+
+
+class Driver:
+    """Takes what a launch is given apart, as CUDA would: by the parameters' types."""
+
+    def __init__(self, *types: Any, error: str = "") -> None:
+        self._types = types
+        self._error = error
+        self.calls: list[Any] = []
+
+    def launch_kernel(self, *given: int) -> None:
+        if self._error:
+            raise RuntimeError(self._error)
+        *head, arguments, extra = given
+        pointers = ctypes.cast(arguments, ctypes.POINTER(ctypes.c_void_p))
+        values = [
+            ctypes.cast(pointers[index], ctypes.POINTER(kind)).contents.value
+            for index, kind in enumerate(self._types)
+        ]
+        self.calls.append((tuple(head), values, extra))
+
+
+def launch(driver: Driver, args: list[Argument]) -> CudaLaunch:
+    function = SimpleNamespace(name="kernel", kernel=SimpleNamespace(ptr=77))
+    calls = SimpleNamespace(launchKernel=driver.launch_kernel)
+    return CudaLaunch(calls, function, (3, 2), (64,), args, 512)
+
+
+def test_arguments_lie_where_the_driver_looks_for_them() -> None:
+    driver = Driver(ctypes.c_uint64, ctypes.c_int32, ctypes.c_float, ctypes.c_int64, ctypes.c_uint8)
+    address = 0xFEDC_BA98_7654_3210
+    prepared = launch(
+        driver, [address, np.int32(-5), np.float32(0.1), np.int64(-(2**40)), np.uint8(200)]
+    )
+    stream: Any = SimpleNamespace(handle=9)
+    for _ in range(2):
+        prepared.on(stream)
+    head = (77, 3, 2, 1, 64, 1, 1, 512, 9)
+    values = [address, -5, float(np.float32(0.1)), -(2**40), 200]
+    assert driver.calls == [(head, values, 0)] * 2
+
+
+def test_a_kernel_without_parameters_can_be_launched() -> None:
+    driver = Driver()
+    launch(driver, []).on(SimpleNamespace(handle=1))
+    assert driver.calls[0][1] == []
+
+
+def test_a_refused_launch_names_the_kernel() -> None:
+    refused = launch(Driver(error="CUDA_ERROR_ILLEGAL_ADDRESS"), [])
+    with pytest.raises(Internal, match="kernel: CUDA_ERROR_ILLEGAL_ADDRESS") as caught:
+        refused.on(SimpleNamespace(handle=1))
+    assert caught.value.reason == "cuda_failed"

@@ -1,0 +1,185 @@
+"""The GPU's streams: every computation sees its own unit, whatever order the device works in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from cuda_on_cpu.device import EmulatedCuda
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from vram_conductor.protocol.errors import ResourceExhausted
+from vram_conductor.worker.pipeline.gpu import Gpu
+from vram_conductor.worker.pipeline.runner import Pipeline
+from vram_conductor.worker.pipeline.schedule import Schedule
+from vram_conductor.worker.pipeline.stream_cuda import CudaStreams
+
+NOWHERE = Path("/nonexistent")
+"""No test here compiles a kernel."""
+
+UNIT_BYTES = 1000
+
+
+class Rig:
+    """A pipeline on one GPU, whose work copies the slot back to the host, on the compute stream."""
+
+    def __init__(self, gpu: Gpu, n_units: int, slots: int, *, timed: bool = False) -> None:
+        self.gpu = gpu
+        payload = gpu.pinned(n_units * 1024)
+        self.places = [(unit * 1024, UNIT_BYTES) for unit in range(n_units)]
+        for unit, (offset, size) in enumerate(self.places):
+            payload.array[offset : offset + size] = unit + 1
+        self.streams = CudaStreams(gpu, payload, self.places, slots, UNIT_BYTES, timed=timed)
+        self.pipeline = Pipeline(self.streams, Schedule(n_units, slots))
+        self._landing = gpu.pinned(UNIT_BYTES * n_units * 8)
+        self._rows: NDArray[np.uint8] = self._landing.array.reshape(-1, UNIT_BYTES)
+        self.units: list[int] = []
+
+    def work(self, unit: int, slot: Any) -> None:
+        row = self._rows[len(self.units)]
+        self.units.append(unit)
+        self.gpu.copy_to_host(row, slot, self.streams.compute_stream)
+
+    def seen(self) -> list[int]:
+        """What each computation found; -1 where it was not one unit's bytes."""
+        rows = self._rows[: len(self.units)]
+        return [int(row[0]) if (row == row[0]).all() else -1 for row in rows]
+
+    def close(self) -> None:
+        self.streams.close()
+        self._rows = np.empty((0, UNIT_BYTES), np.uint8)
+        self._landing.free()
+
+
+@contextmanager
+def rig(
+    n_units: int, slots: int, seed: int = 0, *, timed: bool = False
+) -> Iterator[tuple[EmulatedCuda, Rig]]:
+    gpu = EmulatedCuda(NOWHERE, seed=seed)
+    it = Rig(gpu, n_units, slots, timed=timed)
+    try:
+        yield gpu, it
+    finally:
+        it.close()
+        gpu.close()
+
+
+@settings(deadline=None)
+@given(st.integers(1, 6), st.integers(1, 4), st.integers(1, 5), st.integers(0, 1000), st.booleans())
+def test_a_computation_finds_its_own_unit(
+    n_units: int, slots: int, passes: int, seed: int, timed: bool
+) -> None:
+    with rig(n_units, slots, seed, timed=timed) as (_, it):
+        for _ in range(passes):
+            it.pipeline.run(it.work)
+        it.pipeline.synchronise()
+        assert it.units == list(range(n_units)) * passes
+        assert it.seen() == [unit + 1 for unit in it.units]
+
+
+def test_serial_and_overlapped_passes_may_follow_each_other() -> None:
+    with rig(4, 2) as (_, it):
+        it.pipeline.run(it.work)
+        it.pipeline.run_serial(it.work)
+        it.pipeline.run(it.work, ahead=False)
+        it.pipeline.synchronise()
+        assert it.seen() == [1, 2, 3, 4] * 3
+
+
+def test_spans_tell_every_unit_of_every_pass_in_order() -> None:
+    with rig(3, 2, timed=True) as (_, it):
+        for _ in range(2):
+            it.pipeline.run(it.work, ahead=False)
+        it.pipeline.synchronise()
+        spans = it.streams.spans()
+        for kind in ("transfer", "compute"):
+            mine = [span for span in spans if span.stream == kind]
+            assert [(span.at_pass, span.unit) for span in mine] == [
+                (at_pass, unit) for at_pass in range(2) for unit in range(3)
+            ]
+            times = [at for span in mine for at in (span.start_ms, span.end_ms)]
+            assert times == sorted(times)
+            assert times[0] > 0
+        ended = {(span.stream, span.at_pass, span.unit): span.end_ms for span in spans}
+        for span in spans:
+            if span.stream == "compute":
+                assert span.start_ms >= ended["transfer", span.at_pass, span.unit]
+        assert it.streams.spans() == []
+
+
+def test_untimed_streams_tell_no_spans() -> None:
+    with rig(3, 2) as (_, it):
+        it.pipeline.run(it.work)
+        it.pipeline.synchronise()
+        assert it.streams.spans() == []
+
+
+def test_events_are_used_again() -> None:
+    made = 0
+
+    class Counting(EmulatedCuda):
+        def event(self, timed: bool = False) -> Any:
+            nonlocal made
+            made += 1
+            return super().event(timed)
+
+    gpu = Counting(NOWHERE)
+    it = Rig(gpu, 3, 2, timed=True)
+    for _ in range(8):
+        it.units.clear()
+        it.pipeline.run(it.work)
+        it.pipeline.synchronise()
+        it.streams.spans()
+    # A clock, and two for each of at most three computations and five transfers of one pass.
+    assert made <= 1 + 2 * (3 + 5)
+    it.close()
+    gpu.close()
+
+
+def test_what_work_raises_comes_at_once_and_the_streams_go_on() -> None:
+    def fail(unit: int, slot: Any) -> None:
+        raise ValueError(f"unit {unit}")
+
+    with rig(3, 2) as (_, it):
+        with pytest.raises(ValueError, match="unit 0"):
+            it.pipeline.run(fail)
+        it.pipeline.run(it.work)
+        it.pipeline.synchronise()
+        assert it.seen() == [1, 2, 3]
+
+
+def test_too_little_device_memory_leaves_nothing_behind() -> None:
+    gpu = EmulatedCuda(NOWHERE, total_bytes=2 * UNIT_BYTES)
+    payload = gpu.pinned(UNIT_BYTES)
+    with pytest.raises(ResourceExhausted) as caught:
+        CudaStreams(gpu, payload, [(0, UNIT_BYTES)], 3, UNIT_BYTES)
+    assert caught.value.details["need_bytes"] == UNIT_BYTES
+    assert caught.value.details["free_bytes"] == 0
+    gpu.close()
+
+
+@pytest.mark.parametrize("forget", ["the transfer", "the computation"])
+def test_the_emulated_device_shows_a_forgotten_wait(forget: str) -> None:
+    def seen(seed: int) -> list[int]:
+        with rig(4, 2, seed) as (_, it):
+            put: Callable[..., Any] = (
+                it.streams.compute if forget == "the transfer" else it.streams.transfer
+            )
+
+            def careless(unit: int, what: Any, after: Any, *, at_pass: int = 0) -> Any:
+                return put(unit, what, None, at_pass=at_pass)
+
+            name = "compute" if forget == "the transfer" else "transfer"
+            setattr(it.streams, name, careless)
+            for _ in range(2):
+                it.pipeline.run(it.work)
+            it.pipeline.synchronise()
+            return it.seen()
+
+    assert any(seen(seed) != [1, 2, 3, 4] * 2 for seed in range(20))
