@@ -133,7 +133,7 @@ def _check_architecture(path: Path, header: GgufHeader) -> None:
     if kind not in (None, "model"):
         raise Unimplemented(
             "unsupported_architecture",
-            f"{path} holds a {kind} (general.type), not a model: name the model's own file",
+            f"{path} is of the type {kind!r} (general.type), no model: name the model's own file",
             path=str(path),
             type=kind,
         )

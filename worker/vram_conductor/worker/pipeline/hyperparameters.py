@@ -159,12 +159,14 @@ def read_hyperparameters(
             "attention.sliding_window", "a sliding window in this architecture"
         )
     wide = gemma and n_layer == _GEMMA3_27B_LAYERS
-    found = Hyperparameters(
+    n_head_kv = metadata.positive("attention.head_count_kv", n_head)
+    _check_heads(metadata, n_head, n_head_kv, head_dim)
+    return Hyperparameters(
         arch=arch,
         n_layer=n_layer,
         n_embd=n_embd,
         n_head=n_head,
-        n_head_kv=metadata.positive("attention.head_count_kv", n_head),
+        n_head_kv=n_head_kv,
         head_dim=head_dim,
         n_ff=metadata.positive("feed_forward_length"),
         n_vocab=tensors["token_embd.weight"].rows if "token_embd.weight" in tensors else 0,
@@ -183,15 +185,10 @@ def read_hyperparameters(
         tied="output.weight" not in tensors,
         ropes=_ropes(metadata, head_dim, divisors),
     )
-    _check_heads(metadata, found)
-    return found
 
 
-def _check_heads(metadata: Metadata, found: Hyperparameters) -> None:
-    head_dim, value_length = (
-        found.head_dim,
-        metadata.positive("attention.value_length", found.head_dim),
-    )
+def _check_heads(metadata: Metadata, n_head: int, n_head_kv: int, head_dim: int) -> None:
+    value_length = metadata.positive("attention.value_length", head_dim)
     if value_length != head_dim:
         raise metadata.unsupported(
             "attention.value_length", f"values of {value_length} beside keys of {head_dim}"
@@ -202,9 +199,9 @@ def _check_heads(metadata: Metadata, found: Hyperparameters) -> None:
             f"heads of {head_dim} values (known: {HEAD_DIM_MULTIPLE} to {HEAD_DIM_MAX} in steps of "
             f"{HEAD_DIM_MULTIPLE})",
         )
-    if found.n_head % found.n_head_kv:
+    if n_head % n_head_kv:
         raise metadata.bad(
-            "attention.head_count_kv", f"{found.n_head_kv} does not divide {found.n_head} heads"
+            "attention.head_count_kv", f"{n_head_kv}, which does not divide {n_head} heads"
         )
 
 

@@ -6,7 +6,7 @@ expert, an adapter), so it is an error like a missing one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from vram_conductor.protocol.errors import InvalidArgument, Unimplemented
 from vram_conductor.worker.pipeline.hyperparameters import Hyperparameters
@@ -48,17 +48,15 @@ def layer_tensors(it: Hyperparameters) -> dict[str, tuple[str, Shape]]:
     }
 
 
-def expected_tensors(it: Hyperparameters) -> dict[str, Shape]:
-    """Name in the file → shape, of everything but ``rope_freqs.weight``."""
-    found = {
-        f"blk.{layer}.{name}": shape
-        for layer in range(it.n_layer)
-        for name, shape in layer_tensors(it).values()
-    }
-    found |= {"token_embd.weight": (it.n_vocab, it.n_embd), "output_norm.weight": (1, it.n_embd)}
+def expected_tensors(it: Hyperparameters) -> Iterator[tuple[str, Shape]]:
+    """Name in the file and shape, of everything but ``rope_freqs.weight``."""
+    yield "token_embd.weight", (it.n_vocab, it.n_embd)
+    yield "output_norm.weight", (1, it.n_embd)
     if not it.tied:
-        found["output.weight"] = (it.n_vocab, it.n_embd)
-    return found
+        yield "output.weight", (it.n_vocab, it.n_embd)
+    for layer in range(it.n_layer):
+        for name, shape in layer_tensors(it).values():
+            yield f"blk.{layer}.{name}", shape
 
 
 def check_tensors(path: str, it: Hyperparameters, tensors: Mapping[str, Tensor]) -> None:
@@ -68,15 +66,17 @@ def check_tensors(path: str, it: Hyperparameters, tensors: Mapping[str, Tensor])
         InvalidArgument: ``bad_model``: a tensor is missing or has another shape.
         Unimplemented: ``unsupported_tensor``: one that is not known, or a vector that is not F32.
     """
-    expected = expected_tensors(it)
-    for name, (rows, columns) in expected.items():
+    known = {ROPE_FREQS}
+    # One by one, up to the first that is missing: a damaged file may claim a billion layers.
+    for name, (rows, columns) in expected_tensors(it):
+        known.add(name)
         tensor = tensors.get(name)
         if tensor is None:
             raise InvalidArgument(
                 "bad_model",
                 f"{path}: the {it.arch} model has no tensor {name} ({rows} × {columns}), which "
-                f"the layer pipeline needs; it knows models with the tensors that llama.cpp's "
-                "converter writes",
+                "the layer pipeline needs: get the file again, or take one that llama.cpp's "
+                "converter wrote",
                 path=path,
                 tensor=name,
             )
@@ -89,17 +89,21 @@ def check_tensors(path: str, it: Hyperparameters, tensors: Mapping[str, Tensor])
                 tensor=name,
             )
     for name, tensor in tensors.items():
-        if name not in expected and name != ROPE_FREQS:
-            raise _unsupported(path, tensor, f"which a {it.arch} model here does not have")
+        if name not in known:
+            raise _unsupported(
+                path,
+                tensor,
+                f"is known in no {it.arch} model; leaving it out would give wrong results",
+            )
         if tensor.rows == 1 and tensor.type != TensorType.F32:
-            raise _unsupported(path, tensor, "where vectors are F32")
+            raise _unsupported(path, tensor, "is a vector, and the kernels read those as F32")
 
 
 def _unsupported(path: str, tensor: Tensor, what: str) -> Unimplemented:
     return Unimplemented(
         "unsupported_tensor",
-        f"{path}: tensor {tensor.name} ({tensor.type.name}, {tensor.rows} × {tensor.columns}), "
-        f"{what}; leaving it out would give wrong results: take another file of this model",
+        f"{path}: tensor {tensor.name} ({tensor.type.name}, {tensor.rows} × {tensor.columns}) "
+        f"{what}: take another file of this model",
         path=path,
         tensor=tensor.name,
         type=tensor.type.name,
