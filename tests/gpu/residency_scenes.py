@@ -25,6 +25,7 @@ from real_driver import RealDriver
 
 from vram_conductor.worker.arena_dir import ArenaDir
 from vram_conductor.worker.bench.random_models import make_random
+from vram_conductor.worker.growth import Growth
 from vram_conductor.worker.kvstore import KVStore
 from vram_conductor.worker.llama import open_engine
 from vram_conductor.worker.llama.options import EngineOptions
@@ -33,12 +34,16 @@ from vram_conductor.worker.vram import NvmlSampler
 DEVICE = os.environ.get("VRAM_CONDUCTOR_TEST_DEVICE", "cuda:0")
 SEED = int(os.environ.get("VRAM_CONDUCTOR_TEST_SEED", "1"))
 HOST_BYTES = 8 << 30
+LOOK_TURNS = 5
+"""A worker that serves looks more often than every so many turns."""
+
 ALIKE = {
-    "full": Spec(arch="llama", n_embd=256, n_ff=2048),
-    "window": Spec(arch="gemma3", n_layer=14, n_ff=2048, tied=False),
-    "hybrid": Spec(arch="lfm2", n_layer=16, n_ff=2048),
+    "full": Spec(arch="llama", n_embd=256, n_ff=16384),
+    "window": Spec(arch="gemma3", n_layer=14, n_ff=16384, tied=False),
+    "hybrid": Spec(arch="lfm2", n_layer=16, n_ff=16384),
 }
-"""Of about 24 MiB each, much more than their pools differ by: where one fits, two do not."""
+"""Of about 180 MiB each, much more than their pools differ by, and than the scratch of two
+contexts, which a planner may close to have room: where one fits, two do not."""
 
 
 class Stage:
@@ -90,11 +95,23 @@ class Stage:
         most = max(pool.weights.bytes + pool.open_bytes for pool in pools)
         return self.base_bytes + most + sum(pool.weights.scratch_bytes for pool in pools)
 
-    def sizes(self, driver: RealDriver) -> dict[str, tuple[int, int]]:
-        """Weights and pool of every model, in bytes."""
+    def sizes(self, driver: RealDriver) -> dict[str, tuple[int, int, int]]:
+        """Weights, pool and scratch of every model, in bytes."""
         pools = {pool.weights.model: pool for pool in driver.core.residency.pools.values()}
         found = {name: pools[driver.identity(name)] for name in self.files}
-        return {name: (pool.weights.bytes, pool.open_bytes) for name, pool in found.items()}
+        return {
+            name: (pool.weights.bytes, pool.open_bytes, pool.weights.scratch_bytes)
+            for name, pool in found.items()
+        }
+
+    def assert_one_at_a_time(self, driver: RealDriver) -> None:
+        """Beside a model that is awake there is no room for another one's weights, not even where
+        all other contexts were closed, whose scratch the budget counts."""
+        sizes = self.sizes(driver)
+        room = driver.budget_bytes - self.base_bytes
+        for name, own in sizes.items():
+            for other, (weights, *_) in sizes.items():
+                assert other == name or sum(own) + weights > room, f"{name}, {other}: {sizes}"
 
     def close(self) -> None:
         self.store.close()
@@ -121,6 +138,29 @@ def warmed(stage: Stage) -> tuple[int, int]:
     return warm, warm - cold
 
 
+class Own:
+    """What the process takes for itself, against what a worker promises for it.
+
+    Attributes:
+        over_bytes: the most that it took beyond what was promised at the look before.
+    """
+
+    def __init__(self, stage: Stage, others_bytes: int, taken_bytes: int) -> None:
+        """``taken_bytes``: for kernels, since ``base`` was measured."""
+        self._stage, self._others_bytes = stage, others_bytes
+        self.growth = Growth(stage.base_bytes, taken_bytes)
+        self.over_bytes = -self.growth.reserve_bytes
+
+    def look(self, driver: RealDriver) -> int:
+        """Take a sample; what is in use by anybody."""
+        used = self._stage.used_bytes()
+        counted = driver.core.residency.resident_bytes() - self._stage.base_bytes
+        mine = used - self._others_bytes - counted
+        self.over_bytes = max(self.over_bytes, mine - self.growth.booked_bytes)
+        self.growth = self.growth.grown(mine - self.growth.used_bytes)
+        return used
+
+
 def rates(driver: RealDriver) -> dict[str, Any]:
     """What moves took: count, GB/s."""
     return {
@@ -143,11 +183,7 @@ def tokens(turns: str, lanes: str) -> dict[str, Any]:
     assert still.core.switches == still.core.swaps == 0
     still.leave()
     driver = stage.driver(tight=True)
-    sizes = stage.sizes(driver)
-    most = max(weights + pool for weights, pool in sizes.values())
-    for name, (weights, pool) in sizes.items():
-        others = [size for other, (size, _) in sizes.items() if other != name]
-        assert weights + pool + min(others) > most, f"two fit side by side: {sizes}"
+    stage.assert_one_at_a_time(driver)
     wrong = []
     for index, name in enumerate(order):
         attempt = turn(driver, name, index)
@@ -169,11 +205,12 @@ def leak(switches: str, lanes: str, folder: str) -> dict[str, Any]:
     names = ("0.36B", "1.2B", "0.5B", "1.2B")
     files = {name: make_random(name, Path(folder)) for name in names}
     stage = Stage(files, 2048, lanes)
+    others = stage.used_bytes() - stage.base_bytes
     start, kernels = warmed(stage)
+    own = Own(stage, others, kernels)
     driver = stage.driver(tight=True)
     marks: list[int] = []
     took: list[float] = []
-    over = 0
     for index in range(int(switches)):
         name = names[index % len(names)]
         # Conversations are started anew before they are full.
@@ -182,14 +219,15 @@ def leak(switches: str, lanes: str, folder: str) -> dict[str, Any]:
         begin = time.perf_counter()
         turn(driver, name, index, n=1)
         took.append((time.perf_counter() - begin) * 1e3)
-        if index % 30 == 29:
-            marks.append(stage.used_bytes())
-            over = max(over, marks[-1] - start - (driver.budget_bytes - stage.base_bytes))
+        if index % LOOK_TURNS == LOOK_TURNS - 1:
+            used = own.look(driver)
+            marks += [used] if index % 30 == 29 else []
     found = {
         "switches": driver.core.switches,
         "kernels_bytes": kernels,
         "growth_bytes": marks[-1] - marks[0],
-        "over_budget_bytes": over,
+        "own_bytes": own.growth.taken_bytes,
+        "over_budget_bytes": own.over_bytes,
         "turn_ms": _spread(took[len(took) // 10 :]),
         "rates": rates(driver),
     }

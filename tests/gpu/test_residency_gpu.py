@@ -47,8 +47,8 @@ def test_a_thousand_switches_leave_nothing_behind(
     assert found["switches"] >= 990, found
     assert abs(found["growth_bytes"]) <= 4 * MIB, found
     assert found["left_bytes"] <= 4 * MIB, found
-    # The driver's own: tables of the host memory that backups pin, 8 bytes for 4096.
-    assert found["over_budget_bytes"] <= 4 * MIB, found
+    # Kernels that are loaded late, and tables of the host memory that backups pin: promised.
+    assert found["over_budget_bytes"] <= 0, found
     assert found["pinned_left_bytes"] == 0, found
 
 
