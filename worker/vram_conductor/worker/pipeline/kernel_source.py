@@ -1,0 +1,50 @@
+"""The kernels' source text, and their names.
+
+The files of ``kernels/`` include nothing: NVRTC needs no headers then. What a file needs of another
+is put before it.
+"""
+
+from __future__ import annotations
+
+from importlib.resources import files
+
+from vram_conductor.worker.pipeline.tensor_types import TensorType
+
+NEEDS: dict[str, tuple[str, ...]] = {
+    "attention.cu": ("formats.cu", "mma.cu"),
+    "formats.cu": (),
+    "gated.cu": (),
+    "matmul.cu": ("formats.cu", "mma.cu"),
+    "matvec.cu": ("formats.cu",),
+    "mma.cu": ("formats.cu",),
+    "norm.cu": (),
+    "rope.cu": (),
+    "synthetic.cu": (),
+}
+"""Each file of ``kernels/``, and those that must stand before it."""
+
+
+def kernel_source(*names: str, defines: str = "") -> str:
+    """One translation unit with these files and all that they need, each once.
+
+    Args:
+        names: file names, keys of :data:`NEEDS`.
+        defines: ``#define`` lines that come first.
+    """
+    wanted: list[str] = []
+    for name in names:
+        wanted += [file for file in (*NEEDS[name], name) if file not in wanted]
+    folder = files("vram_conductor.worker.pipeline.kernels")
+    # A compiler's message then names the file and its own line.
+    parts = [f'#line 1 "{name}"\n{(folder / name).read_text("utf-8")}' for name in wanted]
+    return "\n".join([defines, *parts])
+
+
+def matvec_name(kind: TensorType) -> str:
+    """The ``matvec.cu`` kernel for a matrix of that type."""
+    return f"matvec_{kind.name.lower()}"
+
+
+def matmul_name(kind: TensorType) -> str:
+    """The ``matmul.cu`` kernel for a matrix of that type."""
+    return f"matmul_{kind.name.lower()}"

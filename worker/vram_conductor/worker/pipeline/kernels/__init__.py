@@ -1,0 +1,1 @@
+"""The CUDA sources of the layer pipeline; ``kernel_source`` reads them."""
