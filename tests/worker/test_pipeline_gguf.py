@@ -224,6 +224,13 @@ REFUSED: dict[str, tuple[str, dict[str, Any], type[ConductorError], str, str]] =
         "unsupported_feature",
         "'longrope'",
     ),
+    "another ramp of frequencies": (
+        "llama",
+        {"llama.rope.scaling.type": "yarn", "llama.rope.scaling.yarn_beta_fast": 16.0},
+        Unimplemented,
+        "unsupported_feature",
+        "another value than 32",
+    ),
     "rotation of odd width": (
         "llama",
         {"llama.rope.dimension_count": 33},
@@ -284,6 +291,20 @@ def test_another_architecture_is_named_with_those_that_are_known() -> None:
     with pytest.raises(Unimplemented, match=r"'mamba'.*llama, qwen2, gemma3") as raised:
         ModelFile.open(make_model(Spec(arch="mamba")))
     assert raised.value.reason == "unsupported_architecture"
+
+
+def test_frequencies_of_one_architecture_are_not_taken_for_anothers(tmp_path: Path) -> None:
+    tensors = {"rope_freqs.weight": np.ones(16, np.float32)}
+    path = write_variant(make_model(SPECS["qwen2"]), tmp_path / "model.gguf", tensors=tensors)
+    with pytest.raises(Unimplemented, match=r"rope_freqs\.weight") as raised:
+        ModelFile.open(path)
+    assert raised.value.reason == "unsupported_tensor"
+
+
+def test_rows_of_odd_length_are_refused() -> None:
+    with pytest.raises(Unimplemented, match=r"ffn_down.*64 × 100\) has rows") as raised:
+        ModelFile.open(make_model(Spec(arch="llama", n_ff=100)))
+    assert raised.value.reason == "unsupported_tensor"
 
 
 def unknown_type() -> Tensors:

@@ -16,7 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vram_conductor.worker.pipeline.metadata import Metadata
-from vram_conductor.worker.pipeline.rope import SCALINGS, Rope, RopeScaling, rope_of
+from vram_conductor.worker.pipeline.rope import (
+    SCALINGS,
+    YARN_BETA_FAST,
+    YARN_BETA_SLOW,
+    Rope,
+    RopeScaling,
+    rope_of,
+)
 from vram_conductor.worker.pipeline.tensor_types import Tensor
 
 HEAD_DIM_MULTIPLE = 32
@@ -210,13 +217,13 @@ def _ropes(
 ) -> tuple[Rope, Rope]:
     """Of layers that see everything, and of windowed ones."""
     n_rot = metadata.positive("rope.dimension_count", head_dim)
-    if n_rot % 2 or n_rot > head_dim or (metadata.arch == "llama" and n_rot != head_dim):
+    if n_rot % 2 or n_rot > head_dim or (metadata.arch != "gemma3" and n_rot != head_dim):
         raise metadata.bad("rope.dimension_count", f"{n_rot} with heads of {head_dim} values")
     if divisors is not None and len(divisors) != n_rot // 2:
         raise metadata.bad("rope.dimension_count", f"{n_rot} with {len(divisors)} rope_freqs")
     scaling = _scaling(metadata)
-    if metadata.arch == "gemma3" and (scaling.kind == "yarn" or divisors is not None):
-        raise metadata.unsupported("rope.scaling.type", "YaRN or rope_freqs in this architecture")
+    if metadata.arch == "gemma3" and scaling.kind == "yarn":
+        raise metadata.unsupported("rope.scaling.type", "yarn in this architecture")
     base = metadata.real("rope.freq_base", 10_000.0)
     local = metadata.real("rope.freq_base_swa", _GEMMA3_LOCAL_BASE)
     if min(base, local) <= 1:
@@ -226,6 +233,11 @@ def _ropes(
 
 
 def _scaling(metadata: Metadata) -> RopeScaling:
+    # llama.cpp reads these two for other architectures only: to follow neither it nor the file
+    # would be silent.
+    for key, value in (("beta_fast", YARN_BETA_FAST), ("beta_slow", YARN_BETA_SLOW)):
+        if metadata.real(f"rope.scaling.yarn_{key}", value) != value:
+            raise metadata.unsupported(f"rope.scaling.yarn_{key}", f"another value than {value}")
     name = metadata.scalar("rope.scaling.type", "linear")
     kind = next((kind for kind in SCALINGS if kind == name), None)
     if kind is None:
@@ -239,6 +251,4 @@ def _scaling(metadata: Metadata) -> RopeScaling:
             "rope.scaling.original_context_length", metadata.positive("context_length")
         ),
         attention_factor=metadata.real("rope.scaling.attn_factor", 1.0),
-        beta_fast=metadata.real("rope.scaling.yarn_beta_fast", 32.0),
-        beta_slow=metadata.real("rope.scaling.yarn_beta_slow", 1.0),
     )

@@ -18,6 +18,12 @@ from numpy.typing import NDArray
 Scaling = Literal["none", "linear", "yarn"]
 SCALINGS: tuple[Scaling, ...] = ("none", "linear", "yarn")
 
+YARN_BETA_FAST = 32.0
+"""Pairs that turn more often than this in the original context stay as they are."""
+
+YARN_BETA_SLOW = 1.0
+"""Pairs that turn less often are stretched like linear ones."""
+
 
 @dataclass(frozen=True)
 class Rope:
@@ -45,17 +51,12 @@ class RopeScaling:
         factor: so many times longer; 1 changes nothing.
         original_context: of the training, in tokens (yarn).
         attention_factor: of the magnitude, whatever the kind.
-        beta_fast: pairs that turn more often than this in the original context stay as they are
-            (yarn).
-        beta_slow: pairs that turn less often are stretched like linear ones (yarn).
     """
 
     kind: Scaling = "none"
     factor: float = 1.0
     original_context: int = 0
     attention_factor: float = 1.0
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
 
 
 def rope_of(
@@ -97,6 +98,6 @@ def _kept_share(
             / (2 * math.log(base))
         )
 
-    low = max(0, math.floor(pair_that_turns(scaling.beta_fast)))
-    high = min(n_rot - 1, math.ceil(pair_that_turns(scaling.beta_slow)))
+    low = max(0, math.floor(pair_that_turns(YARN_BETA_FAST)))
+    high = min(n_rot - 1, math.ceil(pair_that_turns(YARN_BETA_SLOW)))
     return 1 - np.clip((pairs - low) / max(0.001, high - low), 0, 1)

@@ -12,6 +12,9 @@ from vram_conductor.protocol.errors import InvalidArgument, Unimplemented
 from vram_conductor.worker.pipeline.hyperparameters import Hyperparameters
 from vram_conductor.worker.pipeline.tensor_types import Tensor, TensorType
 
+COLUMNS_MULTIPLE = 32
+"""Values of a matrix row that a kernel takes at once; quantised rows are made of blocks of it."""
+
 ROPE_FREQS = "rope_freqs.weight"
 
 Shape = tuple[int, int]
@@ -64,9 +67,10 @@ def check_tensors(path: str, it: Hyperparameters, tensors: Mapping[str, Tensor])
 
     Raises:
         InvalidArgument: ``bad_model``: a tensor is missing or has another shape.
-        Unimplemented: ``unsupported_tensor``: one that is not known, or a vector that is not F32.
+        Unimplemented: ``unsupported_tensor``: one that is not known, a vector that is not F32, a
+            matrix with rows of odd length.
     """
-    known = {ROPE_FREQS}
+    known = {ROPE_FREQS} if it.arch == "llama" else set[str]()
     # One by one, up to the first that is missing: a damaged file may claim a billion layers.
     for name, (rows, columns) in expected_tensors(it):
         known.add(name)
@@ -97,6 +101,9 @@ def check_tensors(path: str, it: Hyperparameters, tensors: Mapping[str, Tensor])
             )
         if tensor.rows == 1 and tensor.type != TensorType.F32:
             raise _unsupported(path, tensor, "is a vector, and the kernels read those as F32")
+        if tensor.rows > 1 and tensor.columns % COLUMNS_MULTIPLE:
+            what = f"has rows that are no multiple of {COLUMNS_MULTIPLE}, as the kernels need"
+            raise _unsupported(path, tensor, what)
 
 
 def _unsupported(path: str, tensor: Tensor, what: str) -> Unimplemented:
