@@ -7,54 +7,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from cuda_on_cpu.device import EmulatedCuda
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
+from stream_rig import Rig
 
 from vram_conductor.protocol.errors import ResourceExhausted
-from vram_conductor.worker.pipeline.gpu import Gpu
-from vram_conductor.worker.pipeline.runner import Pipeline
-from vram_conductor.worker.pipeline.schedule import Schedule
 from vram_conductor.worker.pipeline.stream_cuda import CudaStreams
 
 NOWHERE = Path("/nonexistent")
 """No test here compiles a kernel."""
-
-UNIT_BYTES = 1000
-
-
-class Rig:
-    """A pipeline on one GPU, whose work copies the slot back to the host, on the compute stream."""
-
-    def __init__(self, gpu: Gpu, n_units: int, slots: int, *, timed: bool = False) -> None:
-        self.gpu = gpu
-        payload = gpu.pinned(n_units * 1024)
-        self.places = [(unit * 1024, UNIT_BYTES) for unit in range(n_units)]
-        for unit, (offset, size) in enumerate(self.places):
-            payload.array[offset : offset + size] = unit + 1
-        self.streams = CudaStreams(gpu, payload, self.places, slots, UNIT_BYTES, timed=timed)
-        self.pipeline = Pipeline(self.streams, Schedule(n_units, slots))
-        self._landing = gpu.pinned(UNIT_BYTES * n_units * 8)
-        self._rows: NDArray[np.uint8] = self._landing.array.reshape(-1, UNIT_BYTES)
-        self.units: list[int] = []
-
-    def work(self, unit: int, slot: Any) -> None:
-        row = self._rows[len(self.units)]
-        self.units.append(unit)
-        self.gpu.copy_to_host(row, slot, self.streams.compute_stream)
-
-    def seen(self) -> list[int]:
-        """What each computation found; -1 where it was not one unit's bytes."""
-        rows = self._rows[: len(self.units)]
-        return [int(row[0]) if (row == row[0]).all() else -1 for row in rows]
-
-    def close(self) -> None:
-        self.streams.close()
-        self._rows = np.empty((0, UNIT_BYTES), np.uint8)
-        self._landing.free()
 
 
 @contextmanager
@@ -155,11 +118,11 @@ def test_what_work_raises_comes_at_once_and_the_streams_go_on() -> None:
 
 
 def test_too_little_device_memory_leaves_nothing_behind() -> None:
-    gpu = EmulatedCuda(NOWHERE, total_bytes=2 * UNIT_BYTES)
-    payload = gpu.pinned(UNIT_BYTES)
+    gpu = EmulatedCuda(NOWHERE, total_bytes=2 * 1000)
+    payload = gpu.pinned(1000)
     with pytest.raises(ResourceExhausted) as caught:
-        CudaStreams(gpu, payload, [(0, UNIT_BYTES)], 3, UNIT_BYTES)
-    assert caught.value.details["need_bytes"] == UNIT_BYTES
+        CudaStreams(gpu, payload, [(0, 1000)], 3, 1000)
+    assert caught.value.details["need_bytes"] == 1000
     assert caught.value.details["free_bytes"] == 0
     gpu.close()
 

@@ -1,0 +1,95 @@
+"""The synthetic payload on a GPU."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from vram_conductor.worker.pipeline.gpu import Gpu, Launch
+from vram_conductor.worker.pipeline.kernel_source import kernel_source
+from vram_conductor.worker.pipeline.stream_cuda import CudaStreams
+from vram_conductor.worker.pipeline.synthetic import PARTS, PIECE, STEP, Synthetic
+
+THREADS = PIECE // 4
+_ALIGNMENT = 256
+_RESULT_BYTES = PARTS * 2 * 4
+
+
+class SyntheticCuda:
+    """Pinned units, streams, and a place on the device for the results.
+
+    Attributes:
+        streams: that bring the units.
+
+    Args:
+        slots: device buffers.
+        timed: see :class:`CudaStreams`.
+
+    Raises:
+        ResourceExhausted: ``host_memory_short``, ``pin_refused``, ``device_memory_short``.
+        FailedPrecondition: ``nvrtc_missing``.
+    """
+
+    def __init__(self, gpu: Gpu, payload: Synthetic, slots: int, *, timed: bool = True) -> None:
+        self._gpu = gpu
+        self._payload = payload
+        module = gpu.module(kernel_source("synthetic.cu"))
+        pitch = -(-payload.unit_bytes // _ALIGNMENT) * _ALIGNMENT
+        pinned = gpu.pinned(payload.n_units * pitch)
+        places = [(unit * pitch, payload.unit_bytes) for unit in range(payload.n_units)]
+        self._units = [pinned.array[start : start + size] for start, size in places]
+        self.streams = CudaStreams(gpu, pinned, places, slots, payload.unit_bytes, timed=timed)
+        try:
+            self._results = gpu.allocate(payload.n_units * _RESULT_BYTES)
+        except BaseException:
+            self.streams.close()
+            raise
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(payload.fill, range(payload.n_units), self._units))
+        fours = payload.unit_bytes // 16
+        self._launches: dict[tuple[int, int], Launch] = {
+            (unit, address): module.prepare(
+                "synthetic",
+                (PARTS,),
+                (THREADS,),
+                (
+                    address,
+                    self._results.address + unit * _RESULT_BYTES,
+                    np.int64(fours),
+                    np.int32(payload.iterations),
+                    STEP,
+                ),
+            )
+            for unit in range(payload.n_units)
+            for address in map(self.streams.slot, range(slots))
+        }
+
+    def work(self, unit: int, slot: Any) -> None:
+        """Compute a unit that is in ``slot``; for :meth:`Pipeline.run`."""
+        self._launches[unit, slot].on(self.streams.compute_stream)
+
+    def poison(self) -> None:
+        """Forget all results: they are no numbers until they are computed again."""
+        stream = self.streams.compute_stream
+        self._gpu.fill(self._results.address, 0xFF, self._results.n_bytes, stream)
+        stream.synchronise()
+
+    def check(self) -> None:
+        """Compare all results with what is right.
+
+        Raises:
+            DataLoss: ``wrong_result``.
+        """
+        results = np.empty((self._payload.n_units, PARTS, 2), np.float32)
+        self._gpu.copy_to_host(results, self._results.address, self.streams.compute_stream)
+        self.streams.compute_stream.synchronise()
+        for unit, data in enumerate(self._units):
+            self._payload.check(unit, results[unit], data)
+
+    def close(self) -> None:
+        """Give everything back."""
+        self.streams.close()
+        self._results.free()
+        self._units.clear()
