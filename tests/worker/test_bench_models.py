@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import gguf
@@ -13,7 +15,7 @@ import pytest
 from vram_conductor.protocol.errors import FailedPrecondition, InvalidArgument
 from vram_conductor.worker.bench import random_models
 from vram_conductor.worker.bench.random_models import END_TOKEN, make_random
-from vram_conductor.worker.bench.random_shapes import BLOCK_VALUES, HEAD_DIM, SHAPES, find_shape
+from vram_conductor.worker.bench.random_shapes import BLOCK_VALUES, SHAPES, find_shape
 from vram_conductor.worker.bench.rates import copy_rates
 
 TINY = [name for name in SHAPES if name.startswith("tiny")]
@@ -22,7 +24,7 @@ TINY = [name for name in SHAPES if name.startswith("tiny")]
 @pytest.mark.parametrize("name", SHAPES)
 def test_a_shape_is_one_that_llama_cpp_takes(name: str) -> None:
     shape = find_shape(name)
-    assert shape.n_embd % HEAD_DIM == 0
+    assert shape.n_embd % shape.head_dim == 0
     assert shape.n_head % shape.n_head_kv == 0
     assert {columns % BLOCK_VALUES for _, _, columns in shape.matrices()} == {0}
     assert shape.n_vocab > END_TOKEN
@@ -48,6 +50,30 @@ def test_what_is_written_is_the_shape(name: str, tmp_path: Path) -> None:
     )
     assert abs(values[END_TOKEN]).max() == 0, "greedy decoding never ends"
     assert 1 < values.std() * shape.n_embd**0.5 < 12
+
+
+def test_an_output_layer_of_its_own_never_ends_a_reply_either(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    shape = replace(find_shape("tiny-1"), name="tiny-untied", head_dim=32, tied=False)
+    monkeypatch.setitem(SHAPES, shape.name, shape)
+    reader = gguf.GGUFReader(make_random(shape.name, tmp_path))
+    found = {tensor.name: tensor for tensor in reader.tensors}
+    output = found["output.weight"]
+    values = gguf.quants.dequantize(output.data, output.tensor_type)
+    assert values.shape == (shape.n_vocab, shape.n_embd)
+    assert abs(values[END_TOKEN]).max() == 0
+    field = reader.get_field("llama.attention.head_count")
+    assert field is not None
+    assert field.contents() == shape.n_head == 4
+
+
+def test_the_weights_of_a_name_stay_the_same(tmp_path: Path) -> None:
+    """Figures of two runs are about the same model."""
+    digest = hashlib.sha256()
+    for tensor in gguf.GGUFReader(make_random("tiny-1", tmp_path)).tensors:
+        digest.update(tensor.data.tobytes())
+    assert digest.hexdigest() == "38dd91b2591a20486524a8a8a181de0c58ad011eee167555c7bd3083e614d0d7"
 
 
 def test_a_model_is_made_once(tmp_path: Path) -> None:

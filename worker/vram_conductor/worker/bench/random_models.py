@@ -19,7 +19,6 @@ from vram_conductor.protocol.errors import FailedPrecondition
 from vram_conductor.worker.bench.random_shapes import (
     BLOCK_BYTES,
     BLOCK_VALUES,
-    HEAD_DIM,
     Shape,
     find_shape,
 )
@@ -31,8 +30,8 @@ _VERSION = 1
 _VALUE_STD = math.sqrt((16**2 - 1) / 12)
 """Of a random 4-bit value."""
 
-_GAIN = {"token_embd": 6.0, "attn": 3.0, "ffn": 2.0}
-"""Large enough that tokens depend on what came before them."""
+_GAIN = {"token_embd": 6.0, "attn": 3.0, "ffn": 2.0, "output": 6.0}
+"""By the first of these in a tensor's name; large enough that tokens depend on what came before."""
 
 
 def load_gguf() -> Any:
@@ -82,7 +81,7 @@ def _write(gguf: Any, shape: Shape, path: Path) -> None:
     writer.add_feed_forward_length(shape.n_ff)
     writer.add_head_count(shape.n_head)
     writer.add_head_count_kv(shape.n_head_kv)
-    writer.add_rope_dimension_count(HEAD_DIM)
+    writer.add_rope_dimension_count(shape.head_dim)
     writer.add_rope_freq_base(500_000.0)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_Q4_0)
@@ -115,7 +114,7 @@ def _matrix(rng: np.random.Generator, tensor: str, rows: int, columns: int) -> N
     gain = next(gain for part, gain in _GAIN.items() if part in tensor)
     scale = np.float16(gain / (_VALUE_STD * math.sqrt(columns)))
     data[:, :, :2] = np.frombuffer(scale.tobytes(), np.uint8)
-    if tensor.startswith("token_embd"):
+    if tensor.startswith(("token_embd", "output")):
         data[END_TOKEN, :, :2] = 0
     return data
 

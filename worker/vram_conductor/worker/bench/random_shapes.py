@@ -1,7 +1,7 @@
 """Dimensions of the random-weight models, by name. *Pure.*
 
-Those of 0.36B, 0.5B and 1.2B parameters have the dimensions of well-known models of that size, so
-that copies, buffers and kernels are as large as there; the tiny ones are for machines without a
+Those of 0.36B, 0.5B, 1.2B and 8B parameters have the dimensions of well-known models of that size,
+so that copies, buffers and kernels are as large as there; the tiny ones are for machines without a
 GPU.
 """
 
@@ -16,8 +16,6 @@ BLOCK_VALUES = 32
 BLOCK_BYTES = 18
 """Q4_0 of ggml: one f16 scale and 32 values of 4 bits."""
 
-HEAD_DIM = 64
-
 
 @dataclass(frozen=True)
 class Shape:
@@ -26,8 +24,9 @@ class Shape:
     Attributes:
         name: what users write.
         n_ff: width of the feed-forward layers; like n_embd a multiple of 32.
-        bias: whether Q, K and V have biases (qwen2).
         seed: of the weights.
+        head_dim: values of a head; n_embd is a multiple of it.
+        tied: the embeddings are the output layer, too.
     """
 
     name: str
@@ -39,23 +38,26 @@ class Shape:
     n_vocab: int
     seed: int = 1
     n_ctx_train: int = 131_072
+    head_dim: int = 64
+    tied: bool = True
 
     @property
     def n_head(self) -> int:
-        return self.n_embd // HEAD_DIM
+        return self.n_embd // self.head_dim
 
     @property
     def n_kv(self) -> int:
         """Width of K and of V."""
-        return self.n_head_kv * HEAD_DIM
+        return self.n_head_kv * self.head_dim
 
     @property
     def bias(self) -> bool:
+        """Whether Q, K and V have biases."""
         return self.arch == "qwen2"
 
     @property
     def parameters(self) -> int:
-        """Values in its matrices; the embeddings are the output layer, too."""
+        """Values in its matrices."""
         return sum(rows * columns for _, rows, columns in self.matrices())
 
     def matrices(self) -> list[tuple[str, int, int]]:
@@ -72,6 +74,8 @@ class Shape:
                 (f"{at}.ffn_up.weight", self.n_ff, embd),
                 (f"{at}.ffn_down.weight", embd, self.n_ff),
             ]
+        if not self.tied:
+            found.append(("output.weight", self.n_vocab, embd))
         return found
 
     def vectors(self) -> list[tuple[str, int, float]]:
@@ -99,6 +103,7 @@ SHAPES: dict[str, Shape] = {
         Shape("0.5B", "qwen2", 24, 896, 4_864, 2, 151_936, seed=2),
         Shape("1.2B", "llama", 16, 2_048, 8_192, 8, 128_256, seed=3),
         Shape("7B", "llama", 32, 4_096, 14_336, 8, 32_000, seed=4),
+        Shape("8B", "llama", 32, 4_096, 14_336, 8, 128_256, seed=5, head_dim=128, tied=False),
     )
 }
 
