@@ -1,11 +1,13 @@
 // What CUDA C++ offers a kernel, for the CPU: enough to see what a kernel computes, not how fast.
 //
 // Stricter than a GPU: a barrier that not all reach, a warp's exchange without a lane of its mask
-// and a load or store at an address that isn't a multiple of its width end the launch with an
-// error (a GPU hangs, is undefined, faults). Dynamic shared memory is poisoned for every block.
+// and a load or store at an address that isn't a multiple of its width, or where nothing is, end the
+// launch with an error (a GPU hangs, is undefined, faults). Dynamic shared memory is poisoned for
+// every block.
 #pragma once
 
 #include <cmath>
+#include <csignal>
 #include <type_traits>
 
 #include "fibers.h"
@@ -160,6 +162,30 @@ constexpr char kind_of() {
     return sizeof(T) == 4 ? 'i' : sizeof(T) == 8 ? 'l' : '?';
 }
 
+inline void say_fault(int number, siginfo_t* info, void*) {
+    if (!current) abort();  // not a kernel's fault
+    if (number == SIGFPE) fail("an integer is divided by 0");
+    fail("nothing may be read or written at %p", info->si_addr);
+}
+
+// While it lives, faults end the launch and not the process.
+class Faults {
+  public:
+    Faults() {
+        struct sigaction ours {};
+        ours.sa_sigaction = say_fault;
+        ours.sa_flags = SA_SIGINFO | SA_NODEFER;  // fail() doesn't return
+        for (int at = 0; at < 3; ++at) sigaction(NUMBERS[at], &ours, &before_[at]);
+    }
+    ~Faults() {
+        for (int at = 0; at < 3; ++at) sigaction(NUMBERS[at], &before_[at], nullptr);
+    }
+
+  private:
+    static constexpr int NUMBERS[3] = {SIGSEGV, SIGBUS, SIGFPE};
+    struct sigaction before_[3];
+};
+
 // Returns what went wrong, or an empty string. `kinds`: what the caller passes, see kind_of.
 template <class... P>
 const char* launch(void (*kernel)(P...), const unsigned* grid, const unsigned* block,
@@ -184,6 +210,7 @@ const char* launch(void (*kernel)(P...), const unsigned* grid, const unsigned* b
             kernel(*static_cast<std::remove_cv_t<P>*>(arguments[I])...);
         }(std::index_sequence_for<P...>{});
     };
+    const Faults faults;
     run_grid();
     return error;
 }

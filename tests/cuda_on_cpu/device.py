@@ -3,7 +3,7 @@
 What a stream is given is not done at once but when somebody waits, and then in an order drawn from
 a seed: any that the streams and events allow. A forgotten wait shows. What a stream reads from or
 writes to pinned host memory it does then, too; other host memory is read and written at once, as
-CUDA does it. Device memory is poisoned: its bytes are 0xFF (a NaN of each float format).
+CUDA does it. Device memory is poisoned, and what is outside it cannot be touched.
 """
 
 from __future__ import annotations
@@ -17,14 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from cuda_on_cpu.fenced import FencedMemory
 from cuda_on_cpu.kernels import KernelError, Kernels, compile_kernels
 from numpy.typing import NDArray
 
 from vram_conductor.protocol.errors import Internal, ResourceExhausted
 from vram_conductor.worker.pipeline.gpu import Argument, Event, Size, Stream
-
-POISON = 0xFF
-_ALIGNMENT = 256
 
 
 class EmulatedCuda:
@@ -43,6 +41,7 @@ class EmulatedCuda:
     def __init__(self, folder: Path, total_bytes: int = 1 << 30, seed: int = 0) -> None:
         self.name = "CPU"
         self.capability = (9, 0)
+        self.multiprocessors = 4
         self.total_bytes = total_bytes
         self.allocated_bytes = 0
         self.launches = 0
@@ -124,14 +123,15 @@ class EmulatedCuda:
 class EmulatedMemory:
     def __init__(self, gpu: EmulatedCuda, n_bytes: int) -> None:
         self._gpu = gpu
-        self._array = np.full(n_bytes + _ALIGNMENT, POISON, np.uint8)
-        self.address = -(-self._array.ctypes.data // _ALIGNMENT) * _ALIGNMENT
+        self._memory = FencedMemory(n_bytes)
+        self.address = self._memory.address
         self.n_bytes = n_bytes
         gpu.allocated_bytes += n_bytes
 
     def free(self) -> None:
         if self.address:
             self.address = 0
+            self._memory.free()
             self._gpu.allocated_bytes -= self.n_bytes
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from cuda_on_cpu.fenced import FencedMemory
 from cuda_on_cpu.kernels import KernelError, Kernels, compile_kernels
 
 SOURCE = r"""
@@ -69,6 +70,7 @@ extern "C" __global__ void two_barriers() {
     else
         __syncthreads();
 }
+extern "C" __global__ void divides(int* x, int by) { x[0] /= by; }
 extern "C" __global__ void misaligned(const unsigned char* x, float* y) {
     *y = *reinterpret_cast<const float*>(x + 2);
 }
@@ -148,6 +150,27 @@ def test_a_misaligned_load_is_an_error(kernels: Kernels) -> None:
     with pytest.raises(KernelError, match=r"is not a multiple of 4 \(block 0,0,0, thread 0,0,0\)"):
         kernels.launch("misaligned", (1,), (1,), [x, y])
     kernels.launch("misaligned", (1,), (1,), [x.ctypes.data + 2, y])
+
+
+def test_memory_ends_where_it_ends(kernels: Kernels) -> None:
+    memory = FencedMemory(1000)
+    one = np.float32(1)
+    fits, too_many = np.int32(256), np.int32(257)
+    kernels.launch("offset_float", (9,), (32,), [memory.address, one, fits])
+    for address in (memory.address, 0, -4 % 2**64):
+        with pytest.raises(KernelError, match="nothing may be read or written at"):
+            kernels.launch("offset_float", (9,), (32,), [address, one, too_many])
+    memory.free()
+    with pytest.raises(KernelError, match="nothing may be read or written at"):
+        kernels.launch("offset_float", (9,), (32,), [memory.address, one, fits])
+
+
+def test_a_division_by_zero_is_an_error(kernels: Kernels) -> None:
+    x = np.array([7], np.int32)
+    kernels.launch("divides", (1,), (1,), [x, np.int32(2)])
+    with pytest.raises(KernelError, match="an integer is divided by 0"):
+        kernels.launch("divides", (1,), (1,), [x, np.int32(0)])
+    assert x[0] == 3
 
 
 def test_what_a_launch_refuses(kernels: Kernels, x: np.ndarray) -> None:
