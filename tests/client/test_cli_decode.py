@@ -7,14 +7,17 @@ import subprocess
 import sys
 from typing import Any
 
+import msgspec
 import pytest
 from scripted_broker import PIECES, Peer, ScriptedBroker, begun, nothing
 from terminal import Terminal
 
 from vram_conductor.client import cli
 from vram_conductor.client.cli_decode import receipt
+from vram_conductor.client.job_watch import hindrance
 from vram_conductor.protocol import messages as wire
 from vram_conductor.protocol.errors import Code, ErrorInfo
+from vram_conductor.protocol.status import JobStatus, StatusReport
 from vram_conductor.protocol.values import Message, Sampling, Swap, Usage
 
 CONDUCTOR = [sys.executable, "-m", "vram_conductor.client.cli"]
@@ -220,6 +223,73 @@ def test_control_characters_do_not_reach_a_terminal(broker: ScriptedBroker) -> N
         timeout=60,
     )
     assert b"a\x1b[2Jb" in done.stdout, "a file gets what the model said"
+
+
+# --- why it does not begin ----------------------------------------------------------------------
+
+WAITS = JobStatus(
+    job=7, principal="local", agent="coder", conversation="main", device="cpu", state="queued"
+)
+
+
+def behind(broker: ScriptedBroker, *waiting: tuple[str, int | None]) -> None:
+    """A job that waits for one thing after the other, one per STATUS, and begins then."""
+    asked: list[bytes] = []
+
+    def decode(peer: Peer, message: wire.Decode) -> None:
+        asked.append(message.rid)
+        peer.send(wire.Accepted(rid=message.rid, job=WAITS.job, position=0))
+
+    looks = list(waiting)
+
+    def status(peer: Peer, message: wire.Status) -> None:
+        what, left_ms = looks.pop(0) if looks else ("", None)
+        mine = msgspec.structs.replace(WAITS, waiting=what, waiting_ms=left_ms)
+        other = msgspec.structs.replace(WAITS, job=6, waiting="worker")
+        report = StatusReport(broker_epoch=1, version="scripted", jobs=[other, mine])
+        peer.send(wire.Ok(rid=message.rid, body=msgspec.to_builtins(report)))
+        if not looks:
+            peer.reply(asked[0])
+
+    broker.on[wire.Decode], broker.on[wire.Status] = decode, status
+
+
+def test_what_a_job_waits_for_is_told_once(broker: ScriptedBroker, capsys: Any) -> None:
+    behind(broker, ("lease:local/train", 90_000), ("lease:local/train", 89_000), ("foreign", None))
+    assert run(broker, "coder", "x") == 0
+    out, err = capsys.readouterr()
+    assert out == "one, two, three.\n"
+    assert err.splitlines()[0] == "waiting for the lease local/train to end, 1 min 30 s at most"
+    assert len(broker.of(wire.Status)) == 3
+    assert err.count("local/train") == 1
+
+
+def test_a_terminal_shows_it_as_long_as_it_lasts(broker: ScriptedBroker) -> None:
+    behind(broker, ("worker", None), ("", None), ("", None))
+    with Terminal([*CONDUCTOR, "decode", "c", "x", "--clients", broker.endpoint]) as terminal:
+        terminal.expect("waiting for its device's worker to come back … ")
+        terminal.expect("waiting for the first token … ")
+        assert terminal.wait() == 0
+    assert "one, two, three." in terminal.text
+
+
+def test_an_answer_that_comes_at_once_asks_nobody(broker: ScriptedBroker) -> None:
+    assert run(broker, "coder", "x") == 0
+    assert not broker.of(wire.Status)
+
+
+@pytest.mark.parametrize(
+    ("waiting", "left_ms", "words"),
+    [
+        ("", None, ""),
+        ("lease:others", 1000, "waiting for the lease others to end, 1.00 s at most"),
+        ("foreign", None, "waiting for device memory that other programs use"),
+        ("something new", None, "waiting for something new"),
+    ],
+)
+def test_what_it_waits_for_in_words(waiting: str, left_ms: int | None, words: str) -> None:
+    job = msgspec.structs.replace(WAITS, waiting=waiting, waiting_ms=left_ms)
+    assert hindrance(job) == words
 
 
 # --- Ctrl-C -----------------------------------------------------------------------------------

@@ -8,9 +8,11 @@ from typing import Any
 
 from vram_conductor.client.agent import Agent
 from vram_conductor.client.cli_agents import SAMPLING, add_sampling, connect, given, talking
+from vram_conductor.client.job_watch import JobWatch
 from vram_conductor.client.output import Output
 from vram_conductor.client.reply import Reply, Result
 from vram_conductor.client.requests import DecodeOptions
+from vram_conductor.client.sync import Conductor
 from vram_conductor.client.text import duration, size
 from vram_conductor.protocol.errors import Cancelled, InvalidArgument
 from vram_conductor.protocol.limits import DEFAULT_CONVERSATION
@@ -70,7 +72,7 @@ def _run(args: argparse.Namespace, output: Output) -> int:
     options.update(given(args, names))  # type: ignore[typeddict-item]
     with connect(args) as conductor:
         reply = _ask(conductor.agent(args.agent), args, text, options)
-        result = _stream(reply, output)
+        result = _stream(conductor, reply, output)
         if result is None:
             return EXIT_INTERRUPTED
     output.value(result)
@@ -100,12 +102,28 @@ def _ask(agent: Agent, args: argparse.Namespace, text: str, options: DecodeOptio
     return agent.chat([*system, Message("user", text)], **options)
 
 
-def _stream(reply: Reply, output: Output) -> Result | None:
+def _first(conductor: Conductor, reply: Reply, output: Output) -> str:
+    """The first piece. Whoever waits long is told what for, if it is more than the job's turn."""
+    usual = "waiting for the first token"
+    with output.waiting(usual) as waiting:
+
+        def tell(hindrance: str) -> None:
+            waiting.now = hindrance or usual
+            if hindrance:
+                output.news(hindrance)
+
+        def job() -> int | None:
+            return reply.queued.job if reply.queued else None
+
+        with JobWatch(conductor.status, job, tell):
+            return next(reply, "")
+
+
+def _stream(conductor: Conductor, reply: Reply, output: Output) -> Result | None:
     """Print the pieces. Ctrl-C ends the answer and keeps what came: None if nothing came."""
     shown = 0
     try:
-        with output.waiting("waiting for the first token"):
-            piece = next(reply, "")
+        piece = _first(conductor, reply, output)
         while piece:
             output.text(piece, end="")
             shown += len(piece)
