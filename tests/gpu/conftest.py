@@ -13,15 +13,18 @@ from pathlib import Path
 
 import pytest
 from fault_shim import Fault, loaded_path
+from kernel_scenes import KernelBench
+from kernel_timing import KernelTimer
 from scene import Scene
 from vmm_device import cudart
 
 from vram_conductor.client import stage
 from vram_conductor.client.stage import StageDevice
-from vram_conductor.protocol.errors import ConductorError
+from vram_conductor.protocol.errors import ConductorError, FailedPrecondition
 from vram_conductor.worker.bench.random_models import make_random
+from vram_conductor.worker.pipeline.cuda import Cuda
 from vram_conductor.worker.vmm import preload
-from vram_conductor.worker.vram import NvmlSampler
+from vram_conductor.worker.vram import NvmlSampler, cuda_ordinal
 
 HERE = Path(__file__).parent
 DEVICE = os.environ.get("VRAM_CONDUCTOR_TEST_DEVICE", "cuda:0")
@@ -135,3 +138,30 @@ def fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cuda: str) -> Iterato
     monkeypatch.setattr(stage, "private_environment", environment)
     yield shim
     shim.arm("", 0)
+
+
+@pytest.fixture(scope="session")
+def gpu(cuda: str) -> Iterator[Cuda]:
+    """The device as the layer pipeline has it; skipped where there is no CuPy."""
+    try:
+        device = Cuda(cuda_ordinal(cuda))
+    except FailedPrecondition as error:
+        pytest.skip(error.info.message)
+    yield device
+    device.close()
+
+
+@pytest.fixture(scope="session")
+def bench(gpu: Cuda) -> Iterator[KernelBench]:
+    """Launches kernels and looks at what they write."""
+    bench = KernelBench(gpu)
+    yield bench
+    bench.close()
+
+
+@pytest.fixture
+def timer(gpu: Cuda) -> Iterator[KernelTimer]:
+    """Launches kernels and looks at how long they take."""
+    timer = KernelTimer(gpu)
+    yield timer
+    timer.close()

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 from core_driver import Driver
+from cuda_on_cpu.device import EmulatedCuda
+from kernel_scenes import KernelBench
 
 from vram_conductor.worker.llama import open_engine
 from vram_conductor.worker.llama.options import EngineOptions
@@ -21,6 +23,14 @@ def engine() -> Iterator[LlamaEngine]:
     engine = open_engine(EngineOptions(threads=1))
     yield engine
     engine.close()
+
+
+@pytest.fixture(scope="session")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KernelBench]:
+    """Kernels, run by the CPU's stand-in for a GPU."""
+    bench = KernelBench(EmulatedCuda(tmp_path_factory.mktemp("kernels")), guard_bytes=0)
+    yield bench
+    bench.close()
 
 
 ON_LANES = {"test_core_runs", "test_core_swaps", "test_core_cancel", "test_residency"}
