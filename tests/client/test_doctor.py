@@ -68,7 +68,7 @@ def test_a_gpu_that_the_library_was_not_built_for() -> None:
     found = host_findings(host(gpus=[gpu()]))
     assert [(item.topic, item.state) for item in found[1:3]] == [("gpu", "ok"), ("gpu", "problem")]
     assert "6.50 GiB free of 8.00 GiB" in found[1].text
-    assert "GGML_CUDA=on" in found[2].text
+    assert found[2].text.endswith("CMAKE_ARGS=-DGGML_CUDA=on make setup")
     built = host_findings(host(gpus=[gpu()], gpu_offload=True))
     assert "problem" not in states(built).values()
 

@@ -146,8 +146,11 @@ def test_the_command(
 
 def test_what_llama_cpp_has_to_be(env: dict[str, str], short_tmp: Path) -> None:
     llama = short_tmp / "llama"
-    assert "not installed" in preload.unfit_llama(None)
+    assert preload.unfit_llama(None).endswith(
+        "not installed; in a clone of the project: make setup"
+    )
     assert "without CUDA" in preload.unfit_llama(short_tmp)
+    assert preload.unfit_llama(short_tmp).endswith("CMAKE_ARGS=-DGGML_CUDA=on make setup")
     static = with_llama(env, llama, b"\x7fELF\0libcuda.so.1\0cudaMalloc\0")
     assert "static" in preload.find(static).why
     assert not preload.find(static).path

@@ -11,8 +11,8 @@ from vram_conductor.protocol.config import Config, parse_bytes
 
 SHM_MIN_BYTES = 256 << 20
 _CUDA_BUILD = (
-    "llama-cpp-python was built without CUDA: CMAKE_ARGS=-DGGML_CUDA=on pip install "
-    "--force-reinstall --no-deps --no-cache-dir llama-cpp-python==0.3.36"
+    "llama-cpp-python was built without CUDA; in a clone of the project, with nvcc on the path: "
+    "CMAKE_ARGS=-DGGML_CUDA=on make setup"
 )
 
 

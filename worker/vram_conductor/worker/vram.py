@@ -31,7 +31,8 @@ def load_nvml() -> ModuleType:
         import pynvml
     except ImportError:
         raise FailedPrecondition(
-            "nvml_missing", "GPU devices need nvidia-ml-py: pip install nvidia-ml-py"
+            "nvml_missing",
+            "GPU devices need nvidia-ml-py; in a clone of the project: make setup",
         ) from None
     return pynvml  # type: ignore[no-any-return]
 

@@ -83,12 +83,12 @@ def llama_folder(env: Mapping[str, str]) -> Path | None:
 def unfit_llama(folder: Path | None) -> str:
     """Why calls of ``cudaMalloc`` by this llama.cpp cannot be seen; empty if they can."""
     if folder is None:
-        return "llama-cpp-python is not installed: pip install '.[worker]'"
+        return "llama-cpp-python is not installed; in a clone of the project: make setup"
     library = next(iter(sorted(folder.glob("libggml-cuda*.so*"))), None)
     if library is None:
         return (
-            "llama-cpp-python was built without CUDA: CMAKE_ARGS=-DGGML_CUDA=on pip install "
-            "--force-reinstall --no-deps --no-cache-dir llama-cpp-python==0.3.36"
+            "llama-cpp-python was built without CUDA; in a clone of the project: "
+            "CMAKE_ARGS=-DGGML_CUDA=on make setup"
         )
     # A name in the table of what the dynamic linker is to load; a static runtime has none there.
     with library.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
@@ -96,7 +96,7 @@ def unfit_llama(folder: Path | None) -> str:
             return ""
     return (
         f"{library} brings a CUDA runtime of its own (static), whose allocations cannot be taken "
-        "over; build llama-cpp-python with -DGGML_STATIC=off"
+        "over; in a clone of the project: CMAKE_ARGS='-DGGML_CUDA=on -DGGML_STATIC=off' make setup"
     )
 
 
