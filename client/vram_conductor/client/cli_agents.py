@@ -12,6 +12,7 @@ from vram_conductor.client.board_agents import render_agents
 from vram_conductor.client.defaults import find_config
 from vram_conductor.client.effects import News
 from vram_conductor.client.live_line import Waiting
+from vram_conductor.client.model_argument import model_argument
 from vram_conductor.client.output import Output
 from vram_conductor.client.requests import RegisterOptions
 from vram_conductor.client.sync import Conductor
@@ -80,8 +81,8 @@ def _add_register(commands: Any, talk: argparse.ArgumentParser) -> None:
     register.add_argument(
         "--model",
         required=True,
-        help="a name of the catalogue (conductor models list), the absolute path of a GGUF file, "
-        "or the name of one in the models folder",
+        help="a name of the catalogue (conductor models list), the path of a GGUF file on this "
+        "machine, or the name of one in the models folder",
     )
     register.add_argument(
         "--n-ctx",
@@ -192,7 +193,8 @@ def _admitted(
         if news.note:
             output.news(news.note)
 
-    return conductor.register(args.agent, args.model, on_progress=tell, **options).info
+    model = model_argument(args.model, conductor.endpoint)
+    return conductor.register(args.agent, model, on_progress=tell, **options).info
 
 
 def _unregister(args: argparse.Namespace, output: Output) -> int:
