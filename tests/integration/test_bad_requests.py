@@ -283,7 +283,7 @@ def test_leases_that_make_no_sense(
     fields: dict[str, Any], code: Code, reason: str, scene: Scene
 ) -> None:
     client = scene.raw()
-    before = scene.books()
+    before = scene.calm_books()
     whole = {"t": "LEASE", "rid": new_rid(), "name": "train", "bytes": 1000, **fields}
     client.socket.send_multipart([PREAMBLE, msgpack.packb(whole)])
     error = client.expect(Error).error

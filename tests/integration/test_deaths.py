@@ -163,7 +163,7 @@ def test_the_broker_dies(mortal: Scene) -> None:
     idle = [Talk(mortal, "a", "idle-2"), Talk(mortal, "real", "idle-2", length=12)]
     for talk in idle:
         talk.go_on()
-    before, epoch = mortal.books(), mortal.conductor.broker_epoch
+    before, epoch = mortal.calm_books(), mortal.conductor.broker_epoch
     worker = mortal.worker_pid()
 
     running = long_answer(mortal, "b", "seen-2")
