@@ -443,6 +443,36 @@ def test_a_conversation_that_may_be_over_is_not_pinned(
     assert fake.calls == 1
 
 
+def test_a_state_that_is_read_again_and_again_is_pinned(
+    opener: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that was parked once: many may begin with it, and it is never parked anew."""
+    monkeypatch.setattr(kvstore, "PIN_FROM_SEQ", 2)
+    store, fake = opener()
+
+    def read(name: str) -> None:
+        found = store.read(key(name))
+        assert found is not None
+        with found[1] as view:
+            assert bytes(view) == name.encode() * (2 * STEP)
+            fake.check()
+
+    for name in "ab":
+        park(store, name, name.encode() * (2 * STEP))
+    read("b")
+    read("a")
+    read("a")
+    until(lambda: store.pinned(key("a")), "never pinned")
+    read("a")
+    assert not store.pinned(key("b")), "read once"
+    assert fake.calls == 1
+    # It is another state that is parked next, and nobody knows whether that comes back.
+    store.delete(key("a"))
+    park(store, "a", b"a" * (2 * STEP))
+    read("a")
+    assert not store.pinned(key("a"))
+
+
 def test_a_reserve_never_costs_anybody_room(opener: Opener) -> None:
     store, _ = opener(cap=20 * STEP)
     for data in (b"1", b"2"):

@@ -29,7 +29,7 @@ MAPPED_MAX = 128
 """Arenas mapped at once; the others keep their file and are mapped again on use."""
 
 PIN_FROM_SEQ = 2
-"""The first state of a conversation may be the only one."""
+"""The first state of a conversation may be the only one; one that is read twice comes back, too."""
 
 
 class KVStore:
@@ -141,8 +141,7 @@ class KVStore:
         self._records[key] = record = Record(meta, trusted=True)
         record.measure(arena)
         # Pinning is worth it for what comes back again and again.
-        pin = self.pinning.active and arena.seq >= PIN_FROM_SEQ
-        if pin:
+        if pin := self.pinning.active and arena.seq >= PIN_FROM_SEQ:
             self._reserve(arena, record)
         self._sealer.submit(arena, pin=pin)
         self._map(key, arena)
@@ -161,6 +160,8 @@ class KVStore:
             if not record.trusted:
                 arena.verify()
                 record.trusted = True
+            if record.read_again() and self.pinning.active and not arena.pinned:
+                self._sealer.pin(arena)
             return record.meta, arena.payload()
         except DataLoss:
             self.delete(key)

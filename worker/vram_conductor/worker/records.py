@@ -23,12 +23,19 @@ class Record:
     Attributes:
         bytes, spare_bytes: what the file takes, and how much of it the committed state does not.
         trusted: written or verified in this life.
+        reads: how often this state was read.
     """
 
     meta: ParkedMeta
     bytes: int = 0
     spare_bytes: int = 0
     trusted: bool = False
+    reads: int = 0
+
+    def read_again(self) -> bool:
+        """Note a read; whether it was not the first."""
+        self.reads += 1
+        return self.reads > 1
 
     def measure(self, arena: Arena) -> None:
         self.bytes, self.spare_bytes = arena.allocated_bytes, arena.spare_bytes
