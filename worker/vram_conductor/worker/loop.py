@@ -162,13 +162,11 @@ class EngineLoop:
 
     def _timeout_s(self) -> float:
         now_ns = time.monotonic_ns()
-        core, times = self._core, [self._core.wake_ns()]
-        if self._open and not core.hauling:
-            due_ns = self._reporter.next_ns(core.revision, now_ns)
-            if due_ns <= now_ns:  # whether somebody is urgent is asked only where it matters
-                due_ns = self._reporter.next_ns(core.revision, now_ns, urgent=core.urgent)
-            times.append(due_ns)
-        if len(core.jobs):
+        times = [self._core.wake_ns()]
+        if self._open and not self._core.hauling:
+            core = self._core
+            times.append(self._reporter.next_ns(core.revision, now_ns, urgent=core.urgent))
+        if len(self._core.jobs):
             times.append(now_ns + WAITING_TICK_NS)
         first = min((at for at in times if at is not None), default=now_ns + 1_000_000_000)
         return max(0, first - now_ns) / 1e9
