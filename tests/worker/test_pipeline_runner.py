@@ -119,6 +119,55 @@ def test_the_next_unit_travels_while_one_computes_over_the_end_of_a_pass_too() -
     assert next(computed) == 3
 
 
+def test_the_last_computation_is_waited_for_and_not_what_is_ahead() -> None:
+    go_on = threading.Event()
+    count = iter(range(100))
+
+    def read(unit: int, slot: NDArray[np.uint8]) -> None:
+        if next(count) == 4:
+            assert go_on.wait(WAIT_S)
+        fill(unit, slot)
+
+    with pipeline(3, fill=read) as line:
+        work = Watching()
+        mark = line.run(work)
+        line.wait(mark)
+        assert work.seen == [0, 1, 2]
+        go_on.set()
+        line.wait(line.run(work))
+        assert work.seen == [0, 1, 2] * 2
+
+
+@pytest.mark.parametrize("bad", ["transfer", "compute"])
+def test_waiting_says_what_failed(bad: str) -> None:
+    def read(unit: int, slot: NDArray[np.uint8]) -> None:
+        fill(unit, slot)
+        if unit == 1 and bad == "transfer":
+            raise OSError("unit 1")
+
+    def work(unit: int, slot: Any) -> None:
+        if unit == 1 and bad == "compute":
+            raise OSError("unit 1")
+
+    with pipeline(3, fill=read) as line:
+        mark = line.run(work)
+        with pytest.raises(OSError, match="unit 1"):
+            line.wait(mark)
+        again = Watching()
+        bad = ""
+        line.wait(line.run(again))
+        assert again.seen == [0, 1, 2]
+
+
+def test_untimed_streams_tell_no_spans() -> None:
+    streams = HostStreams(fill, 2, SLOT_BYTES, timed=False)
+    line = Pipeline(streams, Schedule(3, 2))
+    line.run(Watching())
+    line.synchronise()
+    assert streams.spans() == []
+    streams.close()
+
+
 def test_a_serial_pass_overlaps_nothing() -> None:
     with pipeline(4) as line:
         line.run(Watching())

@@ -76,6 +76,13 @@ def test_spans_tell_every_unit_of_every_pass_in_order() -> None:
         assert it.streams.spans() == []
 
 
+def test_the_last_computation_can_be_waited_for() -> None:
+    with rig(4, 2) as (_, it):
+        for passes in (1, 2):
+            it.pipeline.wait(it.pipeline.run(it.work))
+            assert it.seen() == [1, 2, 3, 4] * passes
+
+
 def test_untimed_streams_tell_no_spans() -> None:
     with rig(3, 2) as (_, it):
         it.pipeline.run(it.work)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -29,16 +30,19 @@ class Pipeline:
         self.schedule = schedule
         self._forget()
 
-    def run(self, work: Work, *, ahead: bool = True) -> None:
-        """Put one pass on the streams; :meth:`synchronise` waits for it.
+    def run(self, work: Work, *, ahead: bool = True) -> Mark:
+        """Put one pass on the streams; :meth:`wait` or :meth:`synchronise` waits for it.
 
         Args:
             ahead: begin with the transfers of the next pass, too.
 
+        Returns:
+            Its last computation.
+
         Raises:
             Exception: what ``work`` raised at once.
         """
-        self._issue(self.schedule.next_pass(ahead), work)
+        return self._issue(self.schedule.next_pass(ahead), work)
 
     def run_serial(self, work: Work) -> None:
         """One pass in which nothing overlaps: transfer, synchronise, compute, synchronise, on the
@@ -49,8 +53,18 @@ class Pipeline:
         """
         self.restart()
         for step in self.schedule.serial_pass():
-            self._issue([step], work)
+            with self._forgetting():
+                self._put(step, work)
             self.synchronise()
+
+    def wait(self, mark: Mark) -> None:
+        """Wait for what ``run`` returned; transfers that are ahead go on.
+
+        Raises:
+            Exception: what ``work`` or a transfer raised.
+        """
+        with self._forgetting():
+            self.streams.wait(mark)
 
     def synchronise(self) -> None:
         """Wait for all that was put on the streams.
@@ -58,8 +72,14 @@ class Pipeline:
         Raises:
             Exception: what ``work`` or a transfer raised.
         """
-        try:
+        with self._forgetting():
             self.streams.synchronise()
+
+    @contextmanager
+    def _forgetting(self) -> Iterator[None]:
+        """After an error the slots count as empty."""
+        try:
+            yield
         except BaseException:
             self._forget()
             raise
@@ -78,27 +98,31 @@ class Pipeline:
         self._filled: dict[int, Mark] = {}
         self._read: dict[int, Mark] = {}
 
-    def _issue(self, steps: Iterable[Step], work: Work) -> None:
-        try:
-            for step in steps:
-                self._put(step, work)
-        except BaseException:
-            # What was put before is still under way, in slots that will be filled again.
+    def _issue(self, steps: Sequence[Step], work: Work) -> Mark:
+        """The mark of the last computation."""
+        last: Mark | None = None
+        with self._forgetting():
             try:
+                for step in steps:
+                    mark = self._put(step, work)
+                    last = mark if step.kind == "compute" else last
+            except BaseException:
+                # What was put before is still under way, in slots that will be filled again.
                 self.streams.synchronise()
-            finally:
-                self._forget()
-            raise
+                raise
+        assert last is not None
+        return last
 
-    def _put(self, step: Step, work: Work) -> None:
-        streams, slot = self.streams, step.slot
+    def _put(self, step: Step, work: Work) -> Mark:
+        streams, slot, at_pass = self.streams, step.slot, step.at_pass
         if slot is None:
-            streams.compute(step.unit, partial(work, step.unit, None), None, at_pass=step.at_pass)
-        elif step.kind == "transfer":
-            after = self._read.get(slot)
-            mark = streams.transfer(step.unit, slot, after, at_pass=step.at_pass)
+            job = partial(work, step.unit, None)
+            return streams.compute(step.unit, job, None, at_pass=at_pass)
+        if step.kind == "transfer":
+            mark = streams.transfer(step.unit, slot, self._read.get(slot), at_pass=at_pass)
             self._filled[slot] = mark
         else:
             job = partial(work, step.unit, streams.slot(slot))
-            mark = streams.compute(step.unit, job, self._filled[slot], at_pass=step.at_pass)
+            mark = streams.compute(step.unit, job, self._filled[slot], at_pass=at_pass)
             self._read[slot] = mark
+        return mark

@@ -93,6 +93,12 @@ class CudaStreams:
     ) -> CudaMark:
         return self._put(("compute", unit, at_pass), self.compute_stream, work, after)
 
+    def wait(self, mark: Mark) -> None:
+        assert isinstance(mark, CudaMark)
+        if mark.end is not None:
+            mark.end.synchronise()
+        self._retire()
+
     def synchronise(self) -> None:
         self._transfer_stream.synchronise()
         self.compute_stream.synchronise()

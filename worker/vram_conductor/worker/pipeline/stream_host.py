@@ -59,7 +59,8 @@ class _Failure:
 class _Lane:
     """One stream: does one task after the other, each after the mark that it waits for."""
 
-    def __init__(self, stream: Stream, failure: _Failure) -> None:
+    def __init__(self, stream: Stream, failure: _Failure, timed: bool) -> None:
+        self._timed = timed
         self.spans: list[Span] = []
         self.last: HostMark | None = None
         self._stream = stream
@@ -94,7 +95,8 @@ class _Lane:
             self._failure.set(error)
             return
         end = time.perf_counter()
-        self.spans.append(Span(self._stream, task.unit, 1e3 * start, 1e3 * end, task.at_pass))
+        if self._timed:
+            self.spans.append(Span(self._stream, task.unit, 1e3 * start, 1e3 * end, task.at_pass))
 
 
 class HostStreams:
@@ -105,16 +107,17 @@ class HostStreams:
         fill: runs in the transfer thread.
         n_slots: how many buffers.
         slot_bytes: size of each: the largest unit that travels.
+        timed: keep when everything ran, for :meth:`spans`.
     """
 
-    def __init__(self, fill: Fill, n_slots: int, slot_bytes: int) -> None:
+    def __init__(self, fill: Fill, n_slots: int, slot_bytes: int, *, timed: bool = True) -> None:
         self.n_slots = n_slots
         self._fill = fill
         self._slots = [_aligned(slot_bytes) for _ in range(n_slots)]
         self._failure = _Failure()
         self._lanes: dict[Stream, _Lane] = {
-            "transfer": _Lane("transfer", self._failure),
-            "compute": _Lane("compute", self._failure),
+            "transfer": _Lane("transfer", self._failure, timed),
+            "compute": _Lane("compute", self._failure, timed),
         }
         self._open = True
 
@@ -136,6 +139,12 @@ class HostStreams:
         assert self._open
         assert after is None or isinstance(after, HostMark)
         return self._lanes[stream].put(_Task(unit, at_pass, work, after))
+
+    def wait(self, mark: Mark) -> None:
+        assert isinstance(mark, HostMark)
+        mark.event.wait()
+        if self._failure.stop:
+            self.synchronise()
 
     def synchronise(self) -> None:
         for lane in self._lanes.values():

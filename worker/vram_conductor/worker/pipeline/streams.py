@@ -68,6 +68,13 @@ class Streams(Protocol):
         thread (host); what it raises comes from here or from :meth:`synchronise`.
         """
 
+    def wait(self, mark: Mark) -> None:
+        """Wait until this is done; what comes after it goes on.
+
+        Raises:
+            Exception: as :meth:`synchronise`, after waiting like it.
+        """
+
     def synchronise(self) -> None:
         """Wait until all that was given is done.
 
