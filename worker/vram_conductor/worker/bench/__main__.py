@@ -53,6 +53,16 @@ def _parser() -> argparse.ArgumentParser:
     estimates.add_argument("--folder", type=Path, required=True)
     estimates.add_argument("--seconds", type=float, default=60.0)
     estimates.set_defaults(run=_estimates)
+    pipeline = verbs.add_parser("pipeline", help="layers travel while others are computed")
+    pipeline.add_argument("--device", default="cpu")
+    pipeline.add_argument("--n-layers", type=int, default=0)
+    pipeline.add_argument("--bytes-per-layer", type=int, default=0)
+    pipeline.add_argument("--compute-iters", type=int, default=0)
+    pipeline.add_argument("--slots", type=int, default=2)
+    pipeline.add_argument("--repeats", type=int, default=5)
+    pipeline.add_argument("--grid", action="store_true", help="many settings")
+    pipeline.add_argument("--seconds", type=float, default=60.0, help="for the grid")
+    pipeline.set_defaults(run=_pipeline)
     return parser
 
 
@@ -76,6 +86,16 @@ def _estimates(args: argparse.Namespace) -> Any:
     from vram_conductor.worker.bench.estimates import measure_grid
 
     return measure_grid(args.device, args.folder, args.seconds)
+
+
+def _pipeline(args: argparse.Namespace) -> Any:
+    from vram_conductor.worker.bench.pipeline import measure_grid, measure_setting
+    from vram_conductor.worker.bench.pipeline_payload import Shape
+
+    if args.grid:
+        return measure_grid(args.device, args.slots, args.repeats, args.seconds)
+    shape = Shape(args.n_layers, args.bytes_per_layer, args.slots)
+    return measure_setting(args.device, shape, args.compute_iters, args.repeats)
 
 
 def _rates(args: argparse.Namespace) -> dict[str, Any]:

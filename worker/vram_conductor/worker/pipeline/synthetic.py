@@ -72,9 +72,20 @@ class Synthetic:
         Raises:
             DataLoss: ``wrong_result``: the unit, the worst part, and both numbers.
         """
+        self.compare(unit, results, self.before(data))
+
+    def before(self, data: NDArray[np.uint8]) -> NDArray[np.float64]:
+        """The sums (PARTS, 2) before any iteration: all that a check needs of a unit."""
+        return self._parts(data, lambda x, y: (x, y))
+
+    def compare(self, unit: int, results: NDArray[np.float32], before: NDArray[np.float64]) -> None:
+        """:meth:`check`, with what :meth:`before` gave.
+
+        Raises:
+            DataLoss: ``wrong_result``.
+        """
         step = float(STEP)
         once = np.array([[1, step], [-step, 1 - step * step]])
-        before = self._parts(data, lambda x, y: (x, y))
         wanted = before @ np.linalg.matrix_power(once, self.iterations).T
         # All values are positive.
         room = TOLERANCE * before.sum(axis=1, keepdims=True)

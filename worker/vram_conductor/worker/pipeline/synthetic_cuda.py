@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -35,11 +36,11 @@ class SyntheticCuda:
     def __init__(self, gpu: Gpu, payload: Synthetic, slots: int, *, timed: bool = True) -> None:
         self._gpu = gpu
         self._payload = payload
-        module = gpu.module(kernel_source("synthetic.cu"))
+        self._module = gpu.module(kernel_source("synthetic.cu"))
         pitch = -(-payload.unit_bytes // _ALIGNMENT) * _ALIGNMENT
         pinned = gpu.pinned(payload.n_units * pitch)
         places = [(unit * pitch, payload.unit_bytes) for unit in range(payload.n_units)]
-        self._units = [pinned.array[start : start + size] for start, size in places]
+        units = [pinned.array[start : start + size] for start, size in places]
         self.streams = CudaStreams(gpu, pinned, places, slots, payload.unit_bytes, timed=timed)
         try:
             self._results = gpu.allocate(payload.n_units * _RESULT_BYTES)
@@ -47,10 +48,16 @@ class SyntheticCuda:
             self.streams.close()
             raise
         with ThreadPoolExecutor() as pool:
-            list(pool.map(payload.fill, range(payload.n_units), self._units))
-        fours = payload.unit_bytes // 16
+            list(pool.map(payload.fill, range(payload.n_units), units))
+            self._before = list(pool.map(payload.before, units))
+        self.iterate(payload.iterations)
+
+    def iterate(self, iterations: int) -> None:
+        """From now on, so many iterations; the streams are idle."""
+        self._payload = replace(self._payload, iterations=iterations)
+        fours = self._payload.unit_bytes // 16
         self._launches: dict[tuple[int, int], Launch] = {
-            (unit, address): module.prepare(
+            (unit, address): self._module.prepare(
                 "synthetic",
                 (PARTS,),
                 (THREADS,),
@@ -58,12 +65,12 @@ class SyntheticCuda:
                     address,
                     self._results.address + unit * _RESULT_BYTES,
                     np.int64(fours),
-                    np.int32(payload.iterations),
+                    np.int32(iterations),
                     STEP,
                 ),
             )
-            for unit in range(payload.n_units)
-            for address in map(self.streams.slot, range(slots))
+            for unit in range(self._payload.n_units)
+            for address in map(self.streams.slot, range(self.streams.n_slots))
         }
 
     def work(self, unit: int, slot: Any) -> None:
@@ -85,11 +92,10 @@ class SyntheticCuda:
         results = np.empty((self._payload.n_units, PARTS, 2), np.float32)
         self._gpu.copy_to_host(results, self._results.address, self.streams.compute_stream)
         self.streams.compute_stream.synchronise()
-        for unit, data in enumerate(self._units):
-            self._payload.check(unit, results[unit], data)
+        for unit, before in enumerate(self._before):
+            self._payload.compare(unit, results[unit], before)
 
     def close(self) -> None:
         """Give everything back."""
         self.streams.close()
         self._results.free()
-        self._units.clear()
