@@ -9,6 +9,7 @@ import pytest
 from kernel_scenes import KernelBench
 from kernel_timing import KernelTimer
 from matvec_scenes import FormatScenes, MatvecScenes, every_type
+from rounding_scenes import RoundingScenes
 
 from vram_conductor.worker.pipeline.kernel_source import kernel_source, matvec_name
 from vram_conductor.worker.pipeline.launch_geometry import matvec
@@ -19,6 +20,10 @@ FILL_BYTES = 512 << 20
 
 
 class TestFormats(FormatScenes):
+    pass
+
+
+class TestRounding(RoundingScenes):
     pass
 
 

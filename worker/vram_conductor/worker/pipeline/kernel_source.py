@@ -11,14 +11,18 @@ from importlib.resources import files
 from vram_conductor.worker.pipeline.tensor_types import TensorType
 
 NEEDS: dict[str, tuple[str, ...]] = {
+    "argmax.cu": (),
     "attention.cu": ("formats.cu", "mma.cu"),
     "formats.cu": (),
     "gated.cu": (),
-    "matmul.cu": ("formats.cu", "mma.cu"),
+    "matmul.cu": ("formats.cu", "mma.cu", "pairs.cu", "matmul_weights.cu"),
+    "matmul_weights.cu": ("formats.cu", "pairs.cu"),
     "matvec.cu": ("formats.cu",),
     "mma.cu": ("formats.cu",),
     "norm.cu": (),
+    "pairs.cu": ("formats.cu",),
     "rope.cu": (),
+    "rounding.cu": ("formats.cu",),
     "synthetic.cu": (),
 }
 """Each file of ``kernels/``, and those that must stand before it."""
@@ -45,6 +49,18 @@ def matvec_name(kind: TensorType) -> str:
     return f"matvec_{kind.name.lower()}"
 
 
-def matmul_name(kind: TensorType) -> str:
-    """The ``matmul.cu`` kernel for a matrix of that type."""
-    return f"matmul_{kind.name.lower()}"
+_ROUNDING = {
+    TensorType.F16: "round_f16",
+    TensorType.Q8_0: "round_q8_0",
+    TensorType.Q4_0: "round_q8_0",
+    TensorType.Q4_1: "round_q8_0",
+    TensorType.Q5_0: "round_q8_0",
+    TensorType.Q4_K: "round_q8_k",
+    TensorType.Q6_K: "round_q8_k",
+}
+
+
+def rounding_name(kind: TensorType) -> str | None:
+    """The ``rounding.cu`` kernel for what is multiplied with a matrix of that type; None: nothing
+    is rounded."""
+    return _ROUNDING.get(kind)
