@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from canvas import Canvas
 
 from vram_conductor.client import bench_plot
 from vram_conductor.client.bench_pictures import PICTURES
@@ -44,25 +45,6 @@ def bench(verb: str, models: list[str], folder: Path, *more: str) -> dict[str, A
 
 def figures(value: dict[str, Any]) -> dict[str, Any]:
     return {figure["key"]: figure["value"] for figure in value["figures"]}
-
-
-class Canvas:
-    """Takes whatever is drawn on it, as matplotlib would."""
-
-    def __init__(self) -> None:
-        self.calls: list[str] = []
-
-    def __getattr__(self, name: str) -> Any:
-        def draw(*arguments: Any, **options: Any) -> Any:
-            self.calls.append(name)
-            if name != "subplots":
-                return self
-            count = arguments[1] if len(arguments) > 1 else 1
-            if options.get("squeeze") is False:
-                return self, [[self] * count]
-            return self, (self if count == 1 else [self] * count)
-
-        return draw
 
 
 def check_picture(value: dict[str, Any]) -> None:

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from vram_conductor.client import bench_gantt
+from vram_conductor.client.bench_colours import BAD, GOOD, LIMIT, PALE, PLAIN, ROOM
 from vram_conductor.client.bench_report import BenchReport, Figure
-
-GOOD, BAD, PLAIN, LIMIT, PALE = "#2f7d4f", "#b3392f", "#3b6ea5", "#444444", "#9db8d6"
-_ROOM = (0, 0.04, 1, 0.96)
-"""Of the page, for the plots; the rest is the title's and the caption's."""
 
 MIB = 1 << 20
 
@@ -50,7 +48,7 @@ def parallel(pyplot: Any, report: BenchReport) -> None:
         f"several models in one process: {window.value:.2f} x their mean rate while all stream, "
         f"{whole.value:.2f} x until the last has ended"
     )
-    figure.tight_layout(rect=_ROOM)
+    figure.tight_layout(rect=ROOM)
 
 
 def switch(pyplot: Any, report: BenchReport) -> None:
@@ -66,7 +64,7 @@ def switch(pyplot: Any, report: BenchReport) -> None:
         gaps.set_title("while two others switch without pause", fontsize=9)
         gaps.set_ylabel("messages")
     page.suptitle("switching agents: " + report.data.get("mechanism", "no mechanism"))
-    page.tight_layout(rect=_ROOM)
+    page.tight_layout(rect=ROOM)
 
 
 def _first_tokens(axes: Any, report: BenchReport) -> None:
@@ -117,7 +115,7 @@ def leak(pyplot: Any, report: BenchReport) -> None:
     for axes, name in zip(_flat(found), names, strict=True):
         _in_use(axes, report, report.data[name], report.data.get(caps[name]))
     page.suptitle("memory in use over many switches, and over random steps")
-    page.tight_layout(rect=_ROOM)
+    page.tight_layout(rect=ROOM)
 
 
 def _flat(found: Any) -> list[Any]:
@@ -175,12 +173,13 @@ def estimate(pyplot: Any, report: BenchReport) -> None:
         axes.axvline(0, color=LIMIT, linewidth=0.8)
         axes.set_xlabel(f"promised over used, {label} (line: limit)")
     page.suptitle("estimates before the load, over what the device uses after the warm-up")
-    page.tight_layout(rect=_ROOM)
+    page.tight_layout(rect=ROOM)
 
 
 PICTURES: dict[str, Callable[[Any, BenchReport], None]] = {
     "estimate": estimate,
     "leak": leak,
     "parallel": parallel,
+    "pipeline": bench_gantt.pipeline,
     "switch": switch,
 }

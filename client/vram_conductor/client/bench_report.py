@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from vram_conductor.client.text import table
+from vram_conductor.client.text import table, wrapped
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,9 @@ class BenchReport:
         bench: its name.
         device, device_name: where.
         setting: what it was run with.
+        headline: the result in one line, where a bench has such a one.
         figures: the table.
+        more: text below the table, for people; its values are in ``data``.
         data: series for pictures and for who wants to look closer.
         notes: what was left out, and why.
         failures: parts that ended with an error; the others are as good as without them.
@@ -67,7 +69,9 @@ class BenchReport:
     device: str
     device_name: str = ""
     setting: dict[str, Any] = field(default_factory=dict)
+    headline: str = ""
     figures: list[Figure] = field(default_factory=list)
+    more: str = ""
     data: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
@@ -87,6 +91,7 @@ class BenchReport:
             "device": self.device,
             "device_name": self.device_name,
             "setting": self.setting,
+            "headline": self.headline,
             "figures": [
                 {
                     "key": figure.key,
@@ -119,9 +124,11 @@ class BenchReport:
             width=width,
             wrap=(0, kept.index(4)) if 4 in kept else (0,),
         )
-        notes = "\n".join(f"note: {note}" for note in self.notes)
-        failures = "\n".join(f"FAILED: {failure}" for failure in self.failures)
-        return "\n".join(part for part in (head, lines, notes, failures) if part)
+        said = [f"note: {note}" for note in self.notes]
+        said += [f"FAILED: {failure}" for failure in self.failures]
+        said = [wrapped(text, width, hanging=2) for text in said]
+        parts = (self.headline, head, lines, self.more, *said)
+        return "\n".join(part for part in parts if part)
 
 
 def number(value: float, unit: str) -> str:

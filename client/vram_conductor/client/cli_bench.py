@@ -11,7 +11,14 @@ from typing import Any, get_args
 
 import msgspec
 
-from vram_conductor.client import bench_estimate, bench_leak, bench_parallel, bench_switch
+from vram_conductor.client import (
+    bench_estimate,
+    bench_leak,
+    bench_parallel,
+    bench_pipeline,
+    bench_switch,
+    cli_bench_pipeline,
+)
 from vram_conductor.client.bench_plot import load_pyplot, plot
 from vram_conductor.client.bench_report import BenchReport
 from vram_conductor.client.bench_setting import (
@@ -35,10 +42,14 @@ BENCHES: dict[str, tuple[Measure, str]] = {
     "estimate": (bench_estimate.measure, "what is promised, and what the device then uses"),
     "leak": (bench_leak.measure, "what is in use after many switches, and after random steps"),
     "parallel": (bench_parallel.measure, "several models at once over one after the other"),
+    "pipeline": (bench_pipeline.measure, "layers that travel while others are computed"),
 }
 
 GRID = "estimate"
 """Has models of its own and starts no conductor."""
+
+PIPELINE = "pipeline"
+"""Needs no model and starts no conductor."""
 
 _ABOUT = """\
 Starts a private broker and worker, measures through client, broker and worker, and stops them.
@@ -51,11 +62,14 @@ temporary folder for the next time.
 def add(commands: Any, common: argparse.ArgumentParser) -> None:
     """Register ``bench`` and its verbs. ``common`` is not for them: here --json takes a file."""
     bench = commands.add_parser(
-        "bench", help="measure switching, parallel decode, estimates, leaks", description=_ABOUT
+        "bench",
+        help="measure switching, parallel decode, the layer pipeline, estimates, leaks",
+        description=_ABOUT,
     )
     verbs = bench.add_subparsers(dest="verb", metavar="BENCH", required=True)
     for name, (_, help_text) in BENCHES.items():
-        verb = verbs.add_parser(name, help=help_text, description=_ABOUT)
+        about = cli_bench_pipeline.ABOUT if name == PIPELINE else _ABOUT
+        verb = verbs.add_parser(name, help=help_text, description=about)
         verb.add_argument("--device", default="cpu", help="cpu (default), cuda:0, cuda:1 …")
         verb.set_defaults(models=None, random=None)
         verb.add_argument(
@@ -72,7 +86,9 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         )
         verb.add_argument("--plot", metavar="FILE", help="draw a picture (PNG)")
         verb.set_defaults(run=_run, rounds=0, threads=0, sleep="auto")
-        if name == GRID:
+        if name == PIPELINE:
+            cli_bench_pipeline.add_flags(verb)
+        if name in (GRID, PIPELINE):
             continue
         which = verb.add_mutually_exclusive_group()
         which.add_argument("--models", nargs="+", metavar="FILE", help="GGUF files")
@@ -135,19 +151,25 @@ def make_setting(args: argparse.Namespace) -> Setting:
     """What was asked for, models made.
 
     Raises:
-        InvalidArgument: ``no_such_device``, ``unknown_size``, ``bad_value``.
+        InvalidArgument: ``no_such_device``, ``unknown_size``, ``bad_value``, and what
+            :func:`cli_bench_pipeline.extra` finds.
         NotFound: ``no_such_model``.
         FailedPrecondition: ``gguf_missing``, ``worker_missing``.
     """
+    device = check_device(args.device)
+    extra = {}
+    if args.verb == PIPELINE:
+        extra = cli_bench_pipeline.extra(args, on_cuda=device != "cpu")
     if args.rounds < 0 or args.threads < 0:
         raise InvalidArgument("bad_value", "--rounds and --threads must not be negative")
-    device = check_device(args.device)
     until_s = time.monotonic() + args.seconds
-    return Setting(device, _models(args, device), args.rounds, args.threads, until_s, args.sleep)
+    return Setting(
+        device, _models(args, device), args.rounds, args.threads, until_s, args.sleep, extra
+    )
 
 
 def _models(args: argparse.Namespace, device: str) -> tuple[BenchModel, ...]:
-    if args.verb == GRID:
+    if args.verb == GRID or (args.verb == PIPELINE and not (args.models or args.random)):
         return ()
     if args.models:
         return given_models(args.models)

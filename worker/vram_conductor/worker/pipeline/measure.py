@@ -43,11 +43,11 @@ class Measurement:
     """Of one setting; ms per pass.
 
     Attributes:
-        transfer_ms, compute_ms: each stream alone (T and C).
+        transfer_ms, compute_ms: each stream alone (T and C): the sum over units.
         serial_ms: transfer, synchronise, compute, synchronise.
         overlapped_ms: a pass among others, back to back.
         single_ms: a pass alone, from empty slots to the last computation.
-        unit_transfer_ms, unit_compute_ms: T and C per unit.
+        unit_transfer_ms, unit_compute_ms: T and C per unit; medians over all passes.
         repeats: the first five, of every repeat, by their names without ``_ms``.
         serial, single: when everything was where, in the pass of median length.
     """
@@ -127,7 +127,7 @@ class Rounds:
 
     def alone_ms(self, stream: Stream) -> float:
         """A pass of one stream alone."""
-        return _pass_ms(self.alone(stream), 1)
+        return sum(_per_unit([self.alone(stream)], self._n_units))
 
     def _put(self, stream: Stream, unit: int, at_pass: int) -> None:
         slot = unit % self._streams.n_slots
@@ -171,17 +171,23 @@ def measure(payload: Payload, n_units: int, repeats: int) -> Measurement:
         computations.append(rounds.alone("compute"))
     _checked(payload, rounds.overlapped_ms)
     found = {
-        "transfer": [_pass_ms(spans, 1) for spans in transfers],
-        "compute": [_pass_ms(spans, 1) for spans in computations],
+        "transfer": [sum(_per_unit([spans], n_units)) for spans in transfers],
+        "compute": [sum(_per_unit([spans], n_units)) for spans in computations],
         "serial": [makespan_ms(spans) for spans in serial],
         "overlapped": overlapped_ms,
         "single": [makespan_ms(spans) for spans in single],
     }
-    medians = {f"{name}_ms": statistics.median(values) for name, values in found.items()}
+    unit_transfer_ms, unit_compute_ms = (
+        _per_unit(spans, n_units) for spans in (transfers, computations)
+    )
     return Measurement(
-        **medians,
-        unit_transfer_ms=_per_unit(transfers, n_units),
-        unit_compute_ms=_per_unit(computations, n_units),
+        transfer_ms=sum(unit_transfer_ms),
+        compute_ms=sum(unit_compute_ms),
+        serial_ms=statistics.median(found["serial"]),
+        overlapped_ms=statistics.median(overlapped_ms),
+        single_ms=statistics.median(found["single"]),
+        unit_transfer_ms=unit_transfer_ms,
+        unit_compute_ms=unit_compute_ms,
         repeats=found,
         serial=_middle(serial),
         single=_middle(single),
@@ -204,6 +210,7 @@ def _pass_ms(spans: Sequence[Span], lead: int) -> float:
 
 
 def _per_unit(lists: Sequence[Sequence[Span]], n_units: int) -> list[float]:
+    """Medians: on a busy host some take several times as long."""
     times: list[list[float]] = [[] for _ in range(n_units)]
     for spans in lists:
         for span in spans:
