@@ -83,6 +83,7 @@ class Cuda:
             raise Unavailable("no_device", f"CUDA shows {count} GPUs, and none is number {ordinal}")
         self.name = found["name"].decode()
         self.capability = (int(found["major"]), int(found["minor"]))
+        self.multiprocessors = int(found["multiProcessorCount"])
 
     @classmethod
     def of(cls, device: str) -> Cuda:

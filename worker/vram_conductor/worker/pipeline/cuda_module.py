@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from typing import Any
-
-import numpy as np
 
 from vram_conductor.protocol.errors import FailedPrecondition, Internal
 from vram_conductor.worker.pipeline.cuda_call import do
@@ -79,16 +78,17 @@ class CudaLaunch:
         self._name = function.name
         self._function = function  # keeps the code loaded
         # Each argument in a cell of eight bytes; the driver is given a list of their addresses.
-        self._cells = np.zeros(len(args), np.uint64)
-        for index, value in enumerate(args):
-            raw = np.uint64(value) if isinstance(value, int) else value
-            cell = self._cells[index : index + 1].view(np.uint8)
-            cell[: raw.nbytes] = np.frombuffer(raw.tobytes(), np.uint8)
-        start = self._cells.ctypes.data
-        self._pointers = np.arange(len(args), dtype=np.uint64) * 8 + np.uint64(start)
+        raw = b"".join(
+            value.to_bytes(8, "little") if isinstance(value, int) else value.tobytes().ljust(8)
+            for value in args
+        )
+        self._cells = ctypes.create_string_buffer(raw, max(1, len(raw)))
+        start = ctypes.addressof(self._cells)
+        pointers = range(start, start + 8 * len(args), 8)
+        self._pointers = (ctypes.c_uint64 * len(args))(*pointers)
         size = (*(*grid, 1, 1)[:3], *(*block, 1, 1)[:3])
         self._head = (function.kernel.ptr, *size, shared_bytes)
-        self._arguments = self._pointers.ctypes.data
+        self._arguments = ctypes.addressof(self._pointers)
         self._call = driver.launchKernel
 
     def on(self, stream: Stream) -> None:

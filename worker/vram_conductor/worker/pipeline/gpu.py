@@ -140,10 +140,12 @@ class Gpu(Protocol):
     Attributes:
         name: the vendor's.
         capability: compute capability, (major, minor).
+        multiprocessors: how many it has.
     """
 
     name: str
     capability: tuple[int, int]
+    multiprocessors: int
 
     @property
     def total_bytes(self) -> int:
