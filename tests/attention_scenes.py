@@ -75,19 +75,23 @@ class Case:
         """The result, and how wrong it may be if weights are wrong by ``relative`` and scores, in
         float32, by 1e-6 of their size."""
         result, error = np.empty(q.shape), np.empty(q.shape)
-        for token, position in enumerate(self.positions.tolist()):
-            seen = slice(*self._seen(position))
+        for sequence in np.unique(self.sequences):
+            mine = np.flatnonzero(self.sequences == sequence)
+            at, cells = self.positions[mine, None], np.arange(self.n_ctx)
+            seen = (cells <= at) & (cells > at - (self.window or self.n_ctx))
             for head in range(self.heads.n_head):
-                cells = self.sequences[token], seen, head // self.heads.group
+                # What nobody sees is NaN, and has no weight.
                 keys, stored = (
-                    cache[cells].astype(np.float64) for cache in (self.k_cache, self.v_cache)
+                    np.nan_to_num(cache[sequence, :, head // self.heads.group].astype(np.float64))
+                    for cache in (self.k_cache, self.v_cache)
                 )
-                scores = keys @ q[token, head].astype(np.float64) * self.scale
-                weights = np.exp(scores - scores.max())
-                weights /= weights.sum()
-                result[token, head] = weights @ stored
-                share = relative + 1e-6 * np.abs(scores).max()
-                error[token, head] = share * (weights @ np.abs(stored)) + 1e-6
+                scores = q[mine, head].astype(np.float64) @ keys.T * self.scale
+                scores = np.where(seen, scores, -np.inf)
+                weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+                weights /= weights.sum(axis=1, keepdims=True)
+                result[mine, head] = weights @ stored
+                largest = np.abs(np.where(seen, scores, 0)).max(axis=1, keepdims=True)
+                error[mine, head] = (relative + 1e-6 * largest) * (weights @ np.abs(stored)) + 1e-6
         return result, error
 
     def check(self, bench: KernelBench, parts: Sequence[Part]) -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
+from typing import Any
+
+from numpy.typing import NDArray
 
 from vram_conductor.worker.pipeline.gpu import DeviceMemory, Gpu, Launch
 
@@ -26,6 +29,13 @@ class KernelTimer:
         self._held.append(memory)
         self.gpu.fill(memory.address, 0, n_bytes, self._stream)
         return memory.address
+
+    def upload(self, array: NDArray[Any]) -> int:
+        """The address of a copy of a contiguous array, which stays until :meth:`close`."""
+        address = self.memory(array.nbytes)
+        self.gpu.copy_to_device(address, array, self._stream)
+        self._stream.synchronise()
+        return address
 
     def ms(self, launches: Sequence[Launch]) -> float:
         """Of one launch, on average, when all of them follow one another; the median of several
