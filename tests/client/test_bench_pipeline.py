@@ -106,6 +106,9 @@ def test_it_fits_into_a_terminal(columns: int) -> None:
         (["--resident", "0"], "not_together"),
         (["--model", "x.gguf", "--slots", "2"], "not_together"),
         (["--random", "tiny-1", "--grid"], "not_together"),
+        (["--grid", "--n-layers", "8"], "not_together"),
+        (["--random", "tiny-1,tiny-2"], "bad_value"),
+        (["--random", "13T"], "unknown_size"),
         (["--model", "/no/such/file.gguf"], "no_such_model"),
     ],
 )

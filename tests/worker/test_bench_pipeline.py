@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from cuda_on_cpu.device import EmulatedCuda
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,6 +17,7 @@ from vram_conductor.worker.bench.iterations import CLOSE, find_iterations
 from vram_conductor.worker.bench.pipeline import measure_grid, measure_setting
 from vram_conductor.worker.bench.pipeline_payload import Shape
 from vram_conductor.worker.memory import HostMemory
+from vram_conductor.worker.pipeline import cuda, measure
 from vram_conductor.worker.pipeline.synthetic_host import SyntheticHost
 
 KIB = 1 << 10
@@ -185,3 +187,37 @@ def test_the_process_prints_one_json_value(capsys: pytest.CaptureFixture[str]) -
     assert value["rows"][0]["iterations"] == 2
     assert __main__.main(["pipeline", *flags, "--slots", "9"]) == 1
     assert json.loads(capsys.readouterr().out)["error"]["reason"] == "bad_slots"
+
+
+# --- the path of a GPU, on an emulated one ---
+
+
+@pytest.fixture
+def emulated(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> EmulatedCuda:
+    gpu = EmulatedCuda(tmp_path_factory.mktemp("kernels"), seed=3)
+    monkeypatch.setattr(cuda.Cuda, "of", lambda device: gpu)
+    return gpu
+
+
+def test_a_setting_on_a_gpu(emulated: EmulatedCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    # An emulated kernel takes a third of a second.
+    monkeypatch.setattr(measure, "UNITS_MIN", 1)
+    free_bytes = emulated.free_bytes
+    found = measure_setting("cuda:0", Shape(1, 4096, 2), 4, 1)
+    assert found.device_name == emulated.name
+    assert "pinned" in found.where
+    (row,) = found.rows
+    assert row["iterations"] == 4
+    assert min(row["unit_transfer_ms"] + row["unit_compute_ms"]) > 0
+    assert emulated.free_bytes == free_bytes, "all is given back"
+
+
+def test_more_than_a_gpu_has_is_refused_before_anything_is_made(emulated: EmulatedCuda) -> None:
+    free_bytes = emulated.free_bytes
+    size = free_bytes // 2 // 16 * 16 + 16
+    error = refused(lambda: measure_setting("cuda:0", Shape(1, size, 2), 1, 1))
+    assert error.reason == "device_memory_short"
+    assert error.details == {"need_bytes": 2 * size, "free_bytes": free_bytes}
+    assert emulated.launches == 0

@@ -169,7 +169,7 @@ def make_setting(args: argparse.Namespace) -> Setting:
 
 
 def _models(args: argparse.Namespace, device: str) -> tuple[BenchModel, ...]:
-    if args.verb == GRID or (args.verb == PIPELINE and not (args.models or args.random)):
+    if args.verb == GRID or (args.verb == PIPELINE and args.models is args.random is None):
         return ()
     if args.models:
         return given_models(args.models)

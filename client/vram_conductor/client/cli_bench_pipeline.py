@@ -16,7 +16,8 @@ checked. With --model or --random the layers are a model's, and the result is it
 a GPU (--device cpu) the same schedule runs on two threads.
 """
 
-_MADE_UP = ("n_layers", "bytes_per_layer", "compute_iters", "slots", "repeats", "grid")
+_ONE = ("n_layers", "bytes_per_layer", "compute_iters")
+_MADE_UP = (*_ONE, "slots", "repeats", "grid")
 _MODEL = ("batch", "window_layers", "resident", "threads")
 
 
@@ -60,10 +61,12 @@ def extra(args: argparse.Namespace, *, on_cuda: bool) -> dict[str, Any]:
     ``args.threads``.
 
     Raises:
-        InvalidArgument: ``bad_size``; ``not_together``: flags of both kinds.
+        InvalidArgument: ``bad_size``, ``bad_value``; ``not_together``: flags of both kinds.
     """
     with_model = args.model is not None or args.random is not None
     _check_kind(args, with_model)
+    if args.random is not None and "," in args.random:
+        raise InvalidArgument("bad_value", f"--random {args.random}: take one size, such as 1.2B")
     args.models = None if args.model is None else [args.model]
     args.threads = args.threads or 0
     if with_model:
@@ -87,13 +90,15 @@ def extra(args: argparse.Namespace, *, on_cuda: bool) -> dict[str, Any]:
 
 def _check_kind(args: argparse.Namespace, with_model: bool) -> None:
     """Raises InvalidArgument ``not_together``."""
-    names = _MADE_UP if with_model else _MODEL
-    foreign = [name for name in names if getattr(args, name) is not None]
-    if foreign:
-        flags = ", ".join(f"--{name.replace('_', '-')}" for name in foreign)
-        what = (
-            "for made-up layers only: leave out --model and --random"
-            if with_model
-            else "for a model's layers only: name one with --model or --random"
-        )
-        raise InvalidArgument("not_together", f"{flags}: {what}", flags=foreign)
+    if with_model:
+        _refuse(args, _MADE_UP, "for made-up layers only: leave out --model and --random")
+    else:
+        _refuse(args, _MODEL, "for a model's layers only: name one with --model or --random")
+    if args.grid:
+        _refuse(args, _ONE, "for one setting only: a grid has its own, leave out --grid")
+
+
+def _refuse(args: argparse.Namespace, names: tuple[str, ...], why: str) -> None:
+    given = [f"--{name.replace('_', '-')}" for name in names if getattr(args, name) is not None]
+    if given:
+        raise InvalidArgument("not_together", f"{', '.join(given)}: {why}", flags=given)
