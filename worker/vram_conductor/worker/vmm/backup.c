@@ -9,7 +9,7 @@
 #define CHUNK ((size_t)64 << 20) /* pinning holds the driver's locks: in pieces others get a turn */
 #endif
 #ifndef PIECE
-#define PIECE ((size_t)8 << 20) /* copied in at a time: small copies of others wait for so much */
+#define PIECE ((size_t)16 << 20) /* copied in at a time: small copies of others wait for so much */
 #endif
 #ifndef GIVE_WAY_NS
 #define GIVE_WAY_NS 3000000u /* so long a wake puts its pieces off for others, all in all */

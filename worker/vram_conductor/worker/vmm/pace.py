@@ -13,7 +13,7 @@ from vram_conductor.protocol.errors import InvalidArgument
 PIECE_VARIABLE = "VRAM_CONDUCTOR_VMM_PIECE"
 """In bytes: what a wake copies at a time, 0: everything at once. For experiments."""
 
-PIECE_BYTES, GIVE_WAY_NS = 8 << 20, 3_000_000
+PIECE_BYTES, GIVE_WAY_NS = 16 << 20, 3_000_000
 """``PIECE`` and ``GIVE_WAY_NS`` of backup.c"""
 
 LEAST_PIECE_BYTES = 64 << 10
