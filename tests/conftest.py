@@ -16,6 +16,9 @@ from hypothesis import HealthCheck, settings
 from vram_conductor.protocol.catalogue import load_catalogue, model_path, packaged_catalogue
 from vram_conductor.protocol.config import WorkerConfig, models_dir
 
+# NumPy's threads wait for each other for ages where cores are busy. Nobody has imported it yet.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 SEED = int(os.environ.get("VRAM_CONDUCTOR_TEST_SEED", "20240607"))
 
 # Shared machines are slow now and then: a deadline per example would only measure that.

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import numpy as np
 from llama_cpp import llama_cpp as ll
@@ -40,6 +42,7 @@ class LlamaOracle:
         params.n_threads = params.n_threads_batch = 1
         params.type_k = params.type_v = ll.GGML_TYPE_F16
         params.no_perf = True
+        params.pooling_type = ll.LLAMA_POOLING_TYPE_NONE
         params.flash_attn_type = (
             ll.LLAMA_FLASH_ATTN_TYPE_AUTO
             if flash is None
@@ -53,6 +56,20 @@ class LlamaOracle:
 
     def step(self, batch: Batch) -> NDArray[np.float32]:
         """Logits of the wanted tokens, (wanted, n_vocab)."""
+        self._decode(batch)
+        rows = [ll.llama_get_logits_ith(self._context, int(at)) for at in batch.wanted]
+        return _copied(rows, self.n_vocab)
+
+    def states(self, batch: Batch) -> NDArray[np.float32]:
+        """What the output head gets for the wanted tokens, (wanted, n_embd)."""
+        ll.llama_set_embeddings(self._context, True)
+        self._decode(batch)
+        rows = [ll.llama_get_embeddings_ith(self._context, int(at)) for at in batch.wanted]
+        found = _copied(rows, ll.llama_model_n_embd(self._model))
+        ll.llama_set_embeddings(self._context, False)
+        return found
+
+    def _decode(self, batch: Batch) -> None:
         given = self._batch
         given.n_tokens = len(batch)
         wanted = set(batch.wanted.tolist())
@@ -68,11 +85,6 @@ class LlamaOracle:
             first = int(batch.positions[batch.sequences == sequence].min())
             ll.llama_memory_seq_rm(memory, int(sequence), first, -1)
         assert ll.llama_decode(self._context, given) == 0
-        rows = []
-        for at in batch.wanted:
-            row = ll.llama_get_logits_ith(self._context, int(at))
-            rows.append(np.ctypeslib.as_array(row, (self.n_vocab,)).copy())
-        return np.array(rows, np.float32).reshape(len(batch.wanted), self.n_vocab)
 
     def reset(self) -> None:
         ll.llama_memory_clear(ll.llama_get_memory(self._context), True)
@@ -100,3 +112,8 @@ class LlamaOracle:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _copied(rows: Sequence[Any], width: int) -> NDArray[np.float32]:
+    copies = [np.ctypeslib.as_array(row, (width,)) for row in rows]
+    return np.array(copies, np.float32).reshape(len(rows), width)

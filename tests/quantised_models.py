@@ -3,9 +3,6 @@
 Quantised matrices are random blocks, not quantised numbers, so that every bit of a format is in
 use. The same weights can be written as F32 (``as_f32``; taken apart by the gguf package): llama.cpp
 rounds the activations to 8 bits where weights are quantised, and to nothing where they are F32.
-
-A row of the output head is as long as a log-normal number says. With rows of equal length the best
-two of 320 logits are so near to each other that in 32 greedy tokens the rounding decides somewhere.
 """
 
 from __future__ import annotations
@@ -32,8 +29,8 @@ class Quantised:
     """One model. ``kind``: type of its matrices; ``as_f32``: these values, but written as F32.
 
     ``scaling`` is that of the rotary embedding, for four times the trained context. Models without
-    an own head (``tied``) use the embedding's rows; gemma3 always does. ``corrupt``: a layer whose
-    matrices are drawn anew.
+    a head of their own (``tied``) use the embedding's rows. ``corrupt``: a layer that is drawn
+    anew.
     """
 
     arch: Literal["llama", "qwen2", "gemma3"] = "llama"
@@ -54,7 +51,7 @@ class Quantised:
     corrupt: int | None = None
 
 
-_VERSION = 1
+_VERSION = 2
 _GAINS = {
     "token_embd": 16.0,
     "attn_output": 1.0,
@@ -68,26 +65,32 @@ _GAINS = {
 _GEMMA_GAINS = {"token_embd": 1.0, "attn": 1.0, "output": 6.0, "ffn": 1.0}
 """Gemma scales its embeddings by sqrt(n_embd) and its layers' results to 1."""
 
-_HEAD_SPREAD = 0.8
-"""Standard deviation of the logarithm of the head's rows' lengths."""
 
+def make_quantised(
+    spec: Quantised, folder: Path | None = None, head: NDArray[np.float32] | None = None
+) -> Path:
+    """Write the model (once; the file name is a digest) and return its path.
 
-def make_quantised(spec: Quantised, folder: Path | None = None) -> Path:
-    """Write the model (once; the file name is a digest of the spec) and return its path."""
+    ``head``: the output head (n_vocab, n_embd), written as Q8_0, instead of random blocks.
+    """
     folder = folder or Path(tempfile.gettempdir()) / "vram-conductor-test-models"
     folder.mkdir(parents=True, exist_ok=True)
-    key = hashlib.sha256(json.dumps([asdict(spec), _VERSION]).encode()).hexdigest()[:16]
+    digest = hashlib.sha256(json.dumps([asdict(spec), _VERSION]).encode())
+    if head is not None:
+        digest.update(head.tobytes())
+    key = digest.hexdigest()[:16]
     path = folder / f"quantised-{spec.arch}-{spec.kind.name}-{key}.gguf"
     if not path.exists():
         part = path.with_suffix(f".part{np.random.default_rng().integers(1 << 60)}")
-        _Writer(spec, part).write()
+        _Writer(spec, part, head).write()
         part.rename(path)
     return path
 
 
 class _Writer:
-    def __init__(self, spec: Quantised, path: Path) -> None:
+    def __init__(self, spec: Quantised, path: Path, head: NDArray[np.float32] | None) -> None:
         self.spec = spec
+        self.head = head
         self.gguf = gguf.GGUFWriter(path, spec.arch)
         self.gains = _GEMMA_GAINS if spec.arch == "gemma3" else _GAINS
 
@@ -95,13 +98,14 @@ class _Writer:
         self._metadata()
         spec = self.spec
         self._rng = np.random.default_rng(spec.seed)
-        tied = spec.tied
-        lengths = np.exp(self._rng.normal(0, _HEAD_SPREAD, spec.n_vocab))
-        ones = np.ones(spec.n_vocab)
-        self.matrix("token_embd", spec.n_vocab, spec.n_embd, lengths if tied else ones)
+        self.matrix("token_embd", spec.n_vocab, spec.n_embd)
         self.vector("output_norm.weight", spec.n_embd)
-        if not tied:
-            self.matrix("output", spec.n_vocab, spec.n_embd, lengths)
+        if self.head is not None:
+            kind = gguf.GGMLQuantizationType.Q8_0
+            data = gguf.quants.quantize(self.head, kind)
+            self.gguf.add_tensor("output.weight", data, raw_dtype=kind)
+        elif not spec.tied:
+            self.matrix("output", spec.n_vocab, spec.n_embd)
         if spec.scaling == "llama3":
             # Fast pairs stay, slow ones are stretched, as the converter writes it.
             divisors = np.geomspace(0.25, 16, spec.head_dim // 2).clip(1, 4)
@@ -154,7 +158,7 @@ class _Writer:
             ("ffn_up", ff, embd),
             ("ffn_down", embd, ff),
         ):
-            self.matrix(f"{at}.{name}", rows, columns, np.ones(rows))
+            self.matrix(f"{at}.{name}", rows, columns)
         self.vector(f"{at}.attn_norm.weight", embd)
         self.vector(f"{at}.ffn_norm.weight", embd)
         if spec.arch == "qwen2":
@@ -170,10 +174,10 @@ class _Writer:
     def vector(self, name: str, n: int, centre: float = 1.0, spread: float = 0.1) -> None:
         self.gguf.add_tensor(name, self._rng.normal(centre, spread, n).astype(np.float32))
 
-    def matrix(self, name: str, rows: int, columns: int, lengths: NDArray[Any]) -> None:
+    def matrix(self, name: str, rows: int, columns: int) -> None:
         gain = next(gain for part, gain in self.gains.items() if part in name)
         kind = gguf.GGMLQuantizationType(int(self.spec.kind))
-        spread = gain / math.sqrt(columns) * lengths
+        spread = np.full(rows, gain / math.sqrt(columns))
         data = random_rows(self._rng, self.spec.kind, columns, spread)
         if self.spec.as_f32:
             data, kind = as_f32(data, kind).view(np.uint8), gguf.GGMLQuantizationType.F32
@@ -200,9 +204,23 @@ def random_rows(
     # Every block has a scale of its own, some of them negative.
     scale = rng.uniform(0.6, 1.4, (rows, per_row)) * rng.choice([-1, 1], (rows, per_row))
     scale *= spread[:, None] / _STD[kind]
+    if kind == TensorType.Q4_K:
+        scales = rng.integers(0, 64, (rows, per_row, 8))
+        offsets = np.clip(scales + rng.integers(-6, 7, scales.shape), 0, 63)
+        blocks[:, :, 4:16] = _six_bits(scales, offsets)
     for at, factor in _SCALES[kind].items():
         blocks[:, :, at : at + 2] = (scale * factor).astype(np.float16)[:, :, None].view(np.uint8)
     return blocks.reshape(rows, -1)
+
+
+def _six_bits(scales: NDArray[Any], offsets: NDArray[Any]) -> Bytes:
+    """8 scales and 8 offsets of 6 bits in 12 bytes, as Q4_K packs them (ggml-quants.c)."""
+    low, high = (
+        scales[..., :4] | scales[..., 4:] >> 4 << 6,
+        offsets[..., :4] | offsets[..., 4:] >> 4 << 6,
+    )
+    nibbles = scales[..., 4:] & 15 | (offsets[..., 4:] & 15) << 4
+    return np.concatenate((low, high, nibbles), axis=-1).astype(np.uint8)
 
 
 _SCALES = {
@@ -213,15 +231,15 @@ _SCALES = {
     TensorType.Q4_K: {0: 1.0, 2: 7.5},
     TensorType.Q6_K: {208: 1.0},
 }
-"""Where a block's float16 numbers are, and what they are in scales: the mean is 0."""
+"""Where a block's float16 numbers are, and how they make the mean 0: each in units of the scale."""
 
 _STD = {
     TensorType.Q8_0: math.sqrt((256**2 - 1) / 12),
     TensorType.Q4_0: math.sqrt((16**2 - 1) / 12),
     TensorType.Q4_1: math.sqrt((16**2 - 1) / 12),
     TensorType.Q5_0: math.sqrt((32**2 - 1) / 12),
-    # Scales and offsets of 0 to 63, scales of -128 to 127.
-    TensorType.Q4_K: math.sqrt((16**2 - 1) / 12 * 31.5**2 + 2 * 7.5**2 * (64**2 - 1) / 12),
+    # Scales of 0 to 63, of -128 to 127.
+    TensorType.Q4_K: math.sqrt((16**2 - 1) / 12 * (64**2 / 3) + 7.5**2 * (13**2 - 1) / 12),
     TensorType.Q6_K: math.sqrt((64**2 - 1) / 12) * math.sqrt((256**2 - 1) / 12),
 }
 """Of the values of random blocks with the scale 1, roughly."""

@@ -88,8 +88,10 @@ def test_rms_norm_of_zeros_is_zero_and_per_head() -> None:
     np.testing.assert_array_equal(by_head[1, 2], rms_norm(x[1, 2], weight, 1e-6))
 
 
-def test_linear() -> None:
-    x, weight, bias, add = values(1, 4, 33), values(2, 7, 33), values(3, 7), values(4, 4, 7)
+@pytest.mark.parametrize("tokens", [1, 4, 40])
+def test_linear(tokens: int) -> None:
+    x, weight = values(1, tokens, 33), values(2, 7, 33)
+    bias, add = values(3, 7), values(4, tokens, 7)
     product = x.astype(np.float64) @ weight.astype(np.float64).T
     np.testing.assert_allclose(linear(x, weight), product, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(linear(x, weight, bias), product + bias, rtol=1e-4, atol=1e-5)

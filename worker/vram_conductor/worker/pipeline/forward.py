@@ -120,6 +120,10 @@ class Forward(Protocol):
     def logits(self) -> NDArray[np.float32]:
         """(len(batch.wanted), n_vocab), once all units are done."""
 
+    def best(self) -> NDArray[np.int32]:
+        """The entry with the largest logit of each wanted token (len(batch.wanted),), the first of
+        several; instead of :meth:`logits`."""
+
     def close(self) -> None:
         """Free the memory; more than once is fine."""
 

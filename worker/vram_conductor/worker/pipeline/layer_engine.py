@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vram_conductor.protocol.errors import FailedPrecondition, InvalidArgument
 from vram_conductor.worker.pipeline.assembly import Assembly, Plan, assemble_host
-from vram_conductor.worker.pipeline.forward import Batch, Capacity
+from vram_conductor.worker.pipeline.forward import Batch, Capacity, Forward
 from vram_conductor.worker.pipeline.kv_cache import KvCache
 from vram_conductor.worker.pipeline.model_file import ModelFile
 from vram_conductor.worker.pipeline.runner import Pipeline
 from vram_conductor.worker.pipeline.schedule import Schedule
 from vram_conductor.worker.pipeline.streams import Span
+
+_Result = TypeVar("_Result")
 
 WINDOW_LAYERS_MIN = 2
 WINDOW_LAYERS_MAX = 4
@@ -127,13 +130,20 @@ class LayerEngine:
             FailedPrecondition: ``engine_closed``.
             ConductorError: of the device.
         """
-        return self._step(batch, self._run)
+        return self._step(batch, self._run, lambda forward: forward.logits())
 
     def step_serial(self, batch: Batch) -> NDArray[np.float32]:
         """The same result from one layer at a time: transfer, wait, compute, wait."""
-        return self._step(batch, self._run_serial)
+        return self._step(batch, self._run_serial, lambda forward: forward.logits())
 
-    def _step(self, batch: Batch, run: Callable[[], None]) -> NDArray[np.float32]:
+    def step_best(self, batch: Batch) -> NDArray[np.int32]:
+        """Like :meth:`step`, but only the most probable token after each wanted one
+        (len(batch.wanted),): logits of many tokens take long to copy."""
+        return self._step(batch, self._run, lambda forward: forward.best())
+
+    def _step(
+        self, batch: Batch, run: Callable[[], None], result: Callable[[Forward], _Result]
+    ) -> _Result:
         assembly = self._open()
         self._cache.check(batch)
         # From here on its positions may be overwritten.
@@ -141,7 +151,7 @@ class LayerEngine:
         try:
             assembly.forward.begin(batch)
             run()
-            logits = assembly.forward.logits()
+            found = result(assembly.forward)
         except Exception:
             raise
         except BaseException:
@@ -149,7 +159,7 @@ class LayerEngine:
             self.close()
             raise
         self._cache.keep(batch)
-        return logits
+        return found
 
     def _run(self) -> None:
         # Not for transfers that are ahead: they go on while the caller chooses the next tokens.
@@ -217,9 +227,17 @@ def spread(n_layer: int, count: int) -> frozenset[int]:
 
 def _assembler(device: str) -> Callable[[Plan], Assembly]:
     """Raises InvalidArgument ``no_such_device``."""
-    if device.partition(":")[0] == "cpu":
+    kind = device.partition(":")[0]
+    if kind == "cpu":
         return assemble_host
-    raise InvalidArgument("no_such_device", f"{device!r} is no device; write cpu", device=device)
+    if kind != "cuda":
+        raise InvalidArgument(
+            "no_such_device", f"{device!r} is no device; write cpu, cuda:0 …", device=device
+        )
+    # The host needs neither CuPy nor NVML.
+    from vram_conductor.worker.pipeline.assembly_cuda import assemble_cuda
+
+    return partial(assemble_cuda, device)
 
 
 def _figures(plan: Plan, assembly: Assembly) -> Figures:

@@ -21,6 +21,8 @@ Values = NDArray[np.float32]
 Halves = NDArray[np.float16]
 Indices = NDArray[np.int32]
 
+_FEW_TOKENS = 16
+
 
 def rms_norm(x: Values, weight: Values, eps: float, add: Values | None = None) -> Values:
     """x / sqrt(mean(x²) + eps) · weight over the last axis; ``add`` + that, where given."""
@@ -33,7 +35,10 @@ def linear(
     x: Values, weight: Values, bias: Values | None = None, add: Values | None = None
 ) -> Values:
     """x · weightᵀ + bias + add: (tokens, columns) and (rows, columns) -> (tokens, rows)."""
-    y: Values = x @ weight.T
+    # Few tokens are not worth the threads of a matrix product: where cores are busy, waiting for
+    # them takes a hundred times as long as the product.
+    few = len(x) <= _FEW_TOKENS
+    y: Values = np.vecdot(weight, x[:, None]) if few else x @ weight.T
     if bias is not None:
         y += bias
     if add is not None:
