@@ -168,14 +168,17 @@ def test_a_grid_goes_on_without_what_does_not_fit(monkeypatch: pytest.MonkeyPatc
 
 def test_wrong_results_end_the_bench(monkeypatch: pytest.MonkeyPatch) -> None:
     class Wrong(SyntheticHost):
+        """Forgets its second layer, if it has three."""
+
         def work(self, unit: int, slot: Any) -> None:
-            if unit != 1:
+            if unit != 1 or len(self._units) < 3:
                 super().work(unit, slot)
 
     monkeypatch.setattr(pipeline_payload, "SyntheticHost", Wrong)
-    monkeypatch.setattr(pipeline, "SMALL_GRID", ((2, 64 * KIB),))
+    monkeypatch.setattr(pipeline, "SMALL_GRID", ((2, 64 * KIB), (3, 64 * KIB)))
+    monkeypatch.setattr(pipeline, "SMALL_RATIOS", (1.0,))
     with pytest.raises(DataLoss, match="unit 1"):
-        measure_setting("cpu", Shape(2, 64 * KIB, 2), 1, 1)
+        measure_setting("cpu", Shape(3, 64 * KIB, 2), 1, 1)
     with pytest.raises(DataLoss, match="unit 1"):
         measure_grid("cpu", 2, 1, 60.0)
 

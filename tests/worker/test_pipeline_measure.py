@@ -149,6 +149,20 @@ def test_what_is_not_computed_is_not_measured(n_units: int) -> None:
         measure(Nothing(KnownStreams(2, 1, 1, 0), n_units, forgets=n_units - 1), n_units, 1)
 
 
+def test_results_that_become_wrong_later_are_found() -> None:
+    class Tiring(Nothing):
+        poisoned = 0
+
+        def poison(self) -> None:
+            super().poison()
+            self.poisoned += 1
+            # Three kinds of passes are right; those after the repeats are not.
+            self._forgets = 2 if self.poisoned > 3 else None
+
+    with pytest.raises(AssertionError):
+        measure(Tiring(KnownStreams(2, 1, 1, 0), 3), 3, repeats=1)
+
+
 # --- real layers of made-up numbers, on threads ---
 
 

@@ -76,8 +76,9 @@ def test_spans_tell_every_unit_of_every_pass_in_order() -> None:
         assert it.streams.spans() == []
 
 
-def test_the_last_computation_can_be_waited_for() -> None:
-    with rig(4, 2) as (_, it):
+@pytest.mark.parametrize("seed", range(5))
+def test_the_last_computation_can_be_waited_for(seed: int) -> None:
+    with rig(4, 2, seed) as (_, it):
         for passes in (1, 2):
             it.pipeline.wait(it.pipeline.run(it.work))
             assert it.seen() == [1, 2, 3, 4] * passes

@@ -31,15 +31,14 @@ def find_iterations(
     def off(count: int) -> float:
         return abs(times[count] - wanted_ms)
 
-    for look in range(_LOOKS_MAX):
+    for _ in range(_LOOKS_MAX):
         if min(map(off, times)) <= CLOSE * wanted_ms:
             break
         below = max((n for n in times if times[n] < wanted_ms), default=None)
         above = min((n for n in times if times[n] >= wanted_ms), default=None)
         if below is None or above is None or above - below < 2:
             break
-        # Along the line between them; every third time halfway, should it be no line.
-        share = (wanted_ms - times[below]) / (times[above] - times[below]) if look % 3 < 2 else 0.5
+        share = (wanted_ms - times[below]) / (times[above] - times[below])
         count = min(above - 1, max(below + 1, round(below + share * (above - below))))
         times[count] = compute_ms(count)
     return min(times, key=off)
