@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from vram_conductor.client import bench_layers_picture
 from vram_conductor.client.bench_colours import GOOD, LIMIT, PALE, PLAIN, ROOM
 from vram_conductor.client.bench_report import BenchReport
 
@@ -27,7 +27,7 @@ _NUMBERED_MAX = 32
 def pipeline(pyplot: Any, report: BenchReport) -> None:
     """Both schedules as a Gantt chart; a grid's speedups beside it."""
     if "batches" in report.data:
-        importlib.import_module("vram_conductor.client.bench_layers_picture").layers(pyplot, report)
+        bench_layers_picture.layers(pyplot, report)
         return
     rows = report.data["rows"]
     if len(rows) > 1:

@@ -6,11 +6,11 @@ model, the layers are its own: ``bench_layers``.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 
 import msgspec
 
+from vram_conductor.client import bench_layers
 from vram_conductor.client.bench_report import BenchReport, Figure
 from vram_conductor.client.bench_setting import Setting, ask_worker
 from vram_conductor.client.text import plural, size, table
@@ -77,8 +77,7 @@ def measure(setting: Setting, report: BenchReport, say: Callable[[str], None]) -
         Internal: ``bench_failed``: its answer makes no sense.
     """
     if setting.models:
-        layers = importlib.import_module("vram_conductor.client.bench_layers")
-        layers.measure(setting, report, say)
+        bench_layers.measure(setting, report, say)
         return
     say("measuring passes over made-up layers")
     found = ask_worker("pipeline", *_arguments(setting), timeout_s=setting.left_s + 60)

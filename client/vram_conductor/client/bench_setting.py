@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -155,8 +155,10 @@ def worker_command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "vram_conductor.worker.bench", *arguments]
 
 
-def ask_worker(*arguments: str, timeout_s: float = CHILD_S) -> Any:
-    """Run ``vram_conductor.worker.bench``; its JSON value.
+def ask_worker(
+    *arguments: str, timeout_s: float = CHILD_S, env: Mapping[str, str] | None = None
+) -> Any:
+    """Run ``vram_conductor.worker.bench``; its JSON value. ``env`` is added to ours.
 
     Raises:
         ConductorError: what it failed with.
@@ -166,7 +168,12 @@ def ask_worker(*arguments: str, timeout_s: float = CHILD_S) -> Any:
     command = worker_command(*arguments)
     try:
         result = subprocess.run(
-            command, capture_output=True, text=True, timeout=timeout_s, stdin=subprocess.DEVNULL
+            command,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, **(env or {})},
         )
     except subprocess.TimeoutExpired:
         raise Internal(

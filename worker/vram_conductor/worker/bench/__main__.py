@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from vram_conductor.protocol.errors import ConductorError
+from vram_conductor.worker.bench.layers_command import add_verbs
 from vram_conductor.worker.bench.memory import watch
 from vram_conductor.worker.bench.random_models import make_random
 from vram_conductor.worker.bench.random_shapes import find_shape
@@ -63,6 +64,7 @@ def _parser() -> argparse.ArgumentParser:
     pipeline.add_argument("--grid", action="store_true", help="many settings")
     pipeline.add_argument("--seconds", type=float, default=60.0, help="for the grid")
     pipeline.set_defaults(run=_pipeline)
+    add_verbs(verbs)
     return parser
 
 

@@ -1,6 +1,7 @@
 """Writes a GGUF anew in another quantisation, with llama.cpp's own quantiser.
 
-The demo makes a second model this way where no second one may be fetched.
+The demo makes a second model this way where no second one may be fetched; the layer pipeline's
+bench has llama.cpp compute with the same weights as float32.
 """
 
 from __future__ import annotations
@@ -11,11 +12,15 @@ from vram_conductor.protocol.errors import FailedPrecondition, InvalidArgument
 from vram_conductor.worker.llama.library import cpu_threads, library
 from vram_conductor.worker.llama.options import EngineOptions
 
-_FTYPES = {"q8_0": ll.LLAMA_FTYPE_MOSTLY_Q8_0, "q4_0": ll.LLAMA_FTYPE_MOSTLY_Q4_0}
+_FTYPES = {
+    "q8_0": ll.LLAMA_FTYPE_MOSTLY_Q8_0,
+    "q4_0": ll.LLAMA_FTYPE_MOSTLY_Q4_0,
+    "f32": ll.LLAMA_FTYPE_ALL_F32,
+}
 
 
 def requantise(source: str, target: str, kind: str) -> None:
-    """Write ``source`` to ``target`` with weights of type ``kind`` (``q8_0``, ``q4_0``).
+    """Write ``source`` to ``target`` with weights of type ``kind`` (``q8_0``, ``q4_0``, ``f32``).
 
     Raises:
         InvalidArgument: ``bad_quantisation``: another type.

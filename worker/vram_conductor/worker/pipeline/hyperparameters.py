@@ -149,25 +149,15 @@ def read_hyperparameters(
         Unimplemented: ``unsupported_feature``.
     """
     arch = metadata.arch
-    for key in _UNHANDLED:
-        metadata.refuse(key)
-    if metadata.scalar("attention.causal", True) is False:
-        raise metadata.unsupported("attention.causal", "attention that sees what comes later")
-    n_embd, n_head = (
-        metadata.positive("embedding_length"),
-        metadata.positive("attention.head_count"),
-    )
-    head_dim = metadata.positive("attention.key_length", n_embd // n_head)
-    n_layer = metadata.positive("block_count")
     gemma = arch == "gemma3"
-    window = metadata.natural("attention.sliding_window", 0)
-    if window and not gemma:
-        raise metadata.unsupported(
-            "attention.sliding_window", "a sliding window in this architecture"
-        )
-    wide = gemma and n_layer == _GEMMA3_27B_LAYERS
+    _check_handled(metadata)
+    n_embd = metadata.positive("embedding_length")
+    n_head = metadata.positive("attention.head_count")
     n_head_kv = metadata.positive("attention.head_count_kv", n_head)
+    head_dim = metadata.positive("attention.key_length", n_embd // n_head)
     _check_heads(metadata, n_head, n_head_kv, head_dim)
+    n_layer = metadata.positive("block_count")
+    wide = gemma and n_layer == _GEMMA3_27B_LAYERS
     return Hyperparameters(
         arch=arch,
         n_layer=n_layer,
@@ -184,7 +174,7 @@ def read_hyperparameters(
         attention_scale=1 / math.sqrt(n_embd / n_head if wide else head_dim),
         embedding_scale=math.sqrt(n_embd) if gemma else 1.0,
         activation="gelu" if gemma else "silu",
-        sliding_window=window,
+        sliding_window=metadata.natural("attention.sliding_window", 0),
         window_period=metadata.positive("attention.sliding_window_pattern", _GEMMA3_PERIOD),
         qk_norm=gemma,
         post_norms=gemma,
@@ -192,6 +182,17 @@ def read_hyperparameters(
         tied="output.weight" not in tensors,
         ropes=_ropes(metadata, head_dim, divisors),
     )
+
+
+def _check_handled(metadata: Metadata) -> None:
+    for key in _UNHANDLED:
+        metadata.refuse(key)
+    if metadata.scalar("attention.causal", True) is False:
+        raise metadata.unsupported("attention.causal", "attention that sees what comes later")
+    if metadata.arch != "gemma3" and metadata.natural("attention.sliding_window", 0):
+        raise metadata.unsupported(
+            "attention.sliding_window", "a sliding window in this architecture"
+        )
 
 
 def _check_heads(metadata: Metadata, n_head: int, n_head_kv: int, head_dim: int) -> None:

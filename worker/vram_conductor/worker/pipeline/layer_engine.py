@@ -102,13 +102,7 @@ class LayerEngine:
         capacity = Capacity(
             n_ctx, sequences, tokens_max, sequences if wanted_max is None else wanted_max
         )
-        if not WINDOW_LAYERS_MIN <= window_layers <= WINDOW_LAYERS_MAX:
-            raise InvalidArgument(
-                "bad_window",
-                f"a window of {window_layers} layers; it is {WINDOW_LAYERS_MIN} to "
-                f"{WINDOW_LAYERS_MAX}: with fewer nothing overlaps, with more nothing is gained",
-                window_layers=window_layers,
-            )
+        check_window(window_layers)
         assemble = _assembler(device)
         model = ModelFile.open(path)
         try:
@@ -207,6 +201,17 @@ class LayerEngine:
                 "engine_closed", f"the engine of {self.model.gguf.path} was closed; open it again"
             )
         return self._assembly
+
+
+def check_window(window_layers: int) -> None:
+    """Raises InvalidArgument ``bad_window``. *Pure.*"""
+    if not WINDOW_LAYERS_MIN <= window_layers <= WINDOW_LAYERS_MAX:
+        raise InvalidArgument(
+            "bad_window",
+            f"a window of {window_layers} layers; it is {WINDOW_LAYERS_MIN} to "
+            f"{WINDOW_LAYERS_MAX}: with fewer nothing overlaps, with more nothing is gained",
+            window_layers=window_layers,
+        )
 
 
 def spread(n_layer: int, count: int) -> frozenset[int]:

@@ -1,0 +1,146 @@
+"""``bench pipeline --model``: a real model whose layers travel through a window.
+
+The pipeline, and llama.cpp in every way it is compared with, run one after the other in processes
+of their own: each has the device to itself.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from vram_conductor.client.bench_layers_figures import add_figures
+from vram_conductor.client.bench_layers_found import Beside, Layers, LayersReport
+from vram_conductor.client.bench_report import BenchReport
+from vram_conductor.client.bench_setting import Setting, ask_worker
+from vram_conductor.protocol.errors import ConductorError, Internal
+
+BATCH_MOST_CUDA = 512
+BATCH_MOST_CPU = 8
+
+OWN_SHARE = 0.45
+"""Of the time, for the pipeline itself; llama.cpp's ways share the rest."""
+
+WAYS_CUDA = {
+    "partial": "llama.cpp with the same GPU memory",
+    "cpu": "llama.cpp on the CPU",
+    "all": "llama.cpp with everything on the GPU",
+}
+WAYS_CPU = {"cpu": "llama.cpp on the CPU"}
+
+LLAMA_SEQUENCES_MOST = 256
+"""A context of llama.cpp has no more."""
+
+T = TypeVar("T")
+
+
+def measure(setting: Setting, report: BenchReport, say: Callable[[str], None]) -> None:
+    """The first of the setting's models; ``extra``: ``batch`` (the largest; None: as is right for
+    the device), ``window_layers``, ``resident_layers``.
+
+    Raises:
+        InvalidArgument: ``too_few_models``, ``bad_value``, ``bad_window``, ``bad_resident``.
+        ConductorError: what the worker's side failed with.
+    """
+    setting.need(1)
+    asking = _Asking(setting, say)
+    # A file that cannot be computed is refused before anything is measured.
+    facts = asking.layers("--describe")
+    report.data["model"] = facts["model"]
+    with tempfile.TemporaryDirectory(prefix="vmc-layers-") as folder:
+        reference = asking.text(Path(folder), report)
+        own_s = int(OWN_SHARE * setting.left_s)
+        say("measuring the pipeline")
+        value = asking.layers("--seconds", str(own_s), *reference)
+    found = LayersReport(_typed(value, Layers))
+    report.device_name = found.layers.device_name
+    report.notes += found.layers.notes
+    try:
+        asking.beside(found, report)
+    finally:
+        add_figures(report, found, on_cuda=setting.on_cuda)
+
+
+class _Asking:
+    """Asks the worker's side."""
+
+    def __init__(self, setting: Setting, say: Callable[[str], None]) -> None:
+        self._setting, self._say = setting, say
+        self._common = ["--device", setting.device, "--model", setting.models[0].path]
+
+    def layers(self, *more: str) -> Any:
+        """The pipeline."""
+        extra = self._setting.extra
+        # With "=": a number below 0 would pass for a flag.
+        arguments = [*self._common, f"--batches={','.join(map(str, self._batches()))}"]
+        for flag, key in (("--window-layers", "window_layers"), ("--resident", "resident_layers")):
+            if key in extra:
+                arguments.append(f"{flag}={extra[key]}")
+        if self._setting.rounds:
+            arguments += ["--repeats", str(self._setting.rounds)]
+        threads = self._setting.threads
+        # NumPy's products read it once, when NumPy is loaded.
+        env = {"OPENBLAS_NUM_THREADS": str(threads)} if threads else None
+        return ask_worker("layers", *arguments, *more, timeout_s=self._setting.left_s + 60, env=env)
+
+    def _batches(self) -> Sequence[int]:
+        usual = BATCH_MOST_CUDA if self._setting.on_cuda else BATCH_MOST_CPU
+        most = self._setting.extra.get("batch")
+        # What makes no sense is for the worker to refuse.
+        return powers_of_two(usual if most is None else most)
+
+    def text(self, folder: Path, report: BenchReport) -> list[str]:
+        """llama.cpp's logits of a text; [] where it cannot be asked."""
+        self._say("asking llama.cpp for its logits")
+        model, threads = self._setting.models[0].path, str(self._setting.threads)
+        arguments = ["--model", model, "--threads", threads, "--folder", str(folder)]
+        try:
+            ask_worker("layers-text", *arguments, timeout_s=self._setting.left_s + 60)
+        except ConductorError as error:
+            report.failures.append(f"no agreement: {error.info.message}")
+            return []
+        return ["--reference", str(folder)]
+
+    def beside(self, found: LayersReport, report: BenchReport) -> None:
+        """llama.cpp in all ways."""
+        ways = WAYS_CUDA if self._setting.on_cuda else WAYS_CPU
+        rows = found.layers.decode
+        batches = [row for row in rows if row.batch <= LLAMA_SEQUENCES_MOST]
+        if len(batches) < len(rows):
+            report.notes.append(f"llama.cpp has at most {LLAMA_SEQUENCES_MOST} sequences")
+        for at, (way, text) in enumerate(ways.items()):
+            self._say(f"measuring {text}")
+            seconds = self._setting.left_s / (len(ways) - at)
+            device = "cpu" if way == "cpu" else self._setting.device
+            arguments = ["--device", device, "--model", self._setting.models[0].path]
+            arguments += ["--batches", ",".join(f"{row.batch}:{row.own_bytes}" for row in batches)]
+            arguments += ["--n-ctx", str(found.layers.setting["n_ctx"])]
+            arguments += ["--prompt-tokens", str(found.layers.prefill.tokens)]
+            arguments += ["--threads", str(self._setting.threads)]
+            arguments += ["--seconds", str(int(0.9 * seconds)), *self._partial(way)]
+            try:
+                value = ask_worker("layers-beside", *arguments, timeout_s=seconds + 60)
+            except ConductorError as error:
+                report.failures.append(f"{text}: {error.info.message}")
+                continue
+            found.beside[way] = _typed(value, Beside)
+            report.notes += [f"{text}: {note}" for note in found.beside[way].notes]
+
+    def _partial(self, way: str) -> list[str]:
+        return ["--partial"] if way == "partial" else []
+
+
+def powers_of_two(most: int) -> list[int]:
+    """1, 2, 4 … and ``most`` itself. *Pure.*"""
+    return sorted({1 << at for at in range(most.bit_length())} | {most})
+
+
+def _typed(value: Any, kind: type[T]) -> T:
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise Internal("bench_failed", f"bench layers says nonsense: {error}") from None

@@ -1,0 +1,124 @@
+"""Timing an engine that takes batches of tokens, whoever's it is."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vram_conductor.worker.pipeline.forward import Batch
+
+Step = Callable[[Batch], object]
+"""Computes a batch. What it returns of the wanted tokens is its own business: logits (wanted,
+n_vocab), or their best tokens."""
+
+SEED = 20240607
+WARM_UP = 2
+STEPS_MIN = 2
+
+
+def random_tokens(count: int, n_vocab: int, seed: int = SEED) -> NDArray[np.int32]:
+    """Ids of any vocabulary; the first ones are often control tokens and left out."""
+    first = min(1000, n_vocab // 2)
+    return np.random.default_rng(seed).integers(first, n_vocab, count).astype(np.int32)
+
+
+def decode_ms(
+    step: Step, sequences: int, n_vocab: int, *, steps: int, seconds: float
+) -> list[float]:
+    """Decode ``sequences`` sequences side by side from their beginning, one token each per step.
+
+    The tokens are drawn, not chosen: who chooses them is not what is measured. All logits are
+    asked for, as whoever chooses would.
+
+    Args:
+        steps: measured, after a warm-up; fewer where they take more than ``seconds``, but
+            :data:`STEPS_MIN`.
+
+    Returns:
+        Milliseconds of each step.
+    """
+    every = np.arange(sequences, dtype=np.int32)
+    took: list[float] = []
+    began = time.monotonic()
+    for at in range(WARM_UP + steps):
+        tokens = random_tokens(sequences, n_vocab, SEED + at)
+        batch = Batch.of(tokens, np.full(sequences, at), every, every)
+        ms = step_ms(step, batch)
+        if at >= WARM_UP:
+            took.append(ms)
+        if time.monotonic() - began > seconds and len(took) >= STEPS_MIN:
+            break
+    return took
+
+
+def step_ms(step: Step, batch: Batch) -> float:
+    """Milliseconds of one batch."""
+    start = time.perf_counter()
+    step(batch)
+    return 1e3 * (time.perf_counter() - start)
+
+
+def greedy(
+    step: Callable[[Batch], NDArray[np.float32]], prompt: Sequence[int], count: int
+) -> list[int]:
+    """The most likely ``count`` tokens after ``prompt``, one after the other; ``step`` returns
+    logits."""
+    logits = step(Batch.of(np.asarray(prompt, np.int32), 0))
+    found = [int(logits[0].argmax())]
+    while len(found) < count:
+        logits = step(Batch.of([found[-1]], len(prompt) + len(found) - 1))
+        found.append(int(logits[0].argmax()))
+    return found
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How two engines' logits compare at the same positions.
+
+    Attributes:
+        cosine: of all logits together.
+        cosine_least, cosine_median: of one position's, over the positions.
+        top1_share: of positions with the same most likely token (0 to 1).
+        positions: that were compared.
+        greedy_equal: tokens of the greedy continuation that are the same, from the first on.
+        greedy_tokens: that were compared.
+    """
+
+    cosine: float
+    cosine_least: float
+    cosine_median: float
+    top1_share: float
+    positions: int
+    greedy_equal: int
+    greedy_tokens: int
+
+
+def compare(
+    ours: NDArray[np.float32],
+    theirs: NDArray[np.float32],
+    our_greedy: Sequence[int] = (),
+    their_greedy: Sequence[int] = (),
+) -> Agreement:
+    """Compare logits (positions, n_vocab) and continuations."""
+    cosines = [_cosine(a, b) for a, b in zip(ours, theirs, strict=True)]
+    same = ours.argmax(axis=1) == theirs.argmax(axis=1)
+    pairs = list(zip(our_greedy, their_greedy, strict=True))
+    equal = next((at for at, (a, b) in enumerate(pairs) if a != b), len(pairs))
+    return Agreement(
+        cosine=_cosine(ours.ravel(), theirs.ravel()),
+        cosine_least=min(cosines),
+        cosine_median=float(np.median(cosines)),
+        top1_share=float(same.mean()),
+        positions=len(cosines),
+        greedy_equal=equal,
+        greedy_tokens=len(pairs),
+    )
+
+
+def _cosine(a: NDArray[np.float32], b: NDArray[np.float32]) -> float:
+    x, y = a.astype(np.float64), b.astype(np.float64)
+    return float(x @ y / (np.linalg.norm(x) * np.linalg.norm(y)))

@@ -1,0 +1,266 @@
+"""The layer pipeline on a real file: its speed, its memory, and whether it computes what it should.
+
+One engine with room for one sequence is checked and measured, then one with room for all of the
+largest batch. What PCIe allows is measured beside: a pass cannot be shorter than its bytes take at
+the rate of pinned copies.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from vram_conductor.worker.bench.bench_memory import BenchMemory
+from vram_conductor.worker.bench.decoding import (
+    Agreement,
+    Step,
+    compare,
+    decode_ms,
+    greedy,
+    random_tokens,
+    step_ms,
+)
+from vram_conductor.worker.bench.layers_setting import LayersSetting
+from vram_conductor.worker.bench.llama_text import read_reference
+from vram_conductor.worker.bench.rates import copy_rates
+from vram_conductor.worker.pipeline.cuda import load_cupy
+from vram_conductor.worker.pipeline.forward import Batch
+from vram_conductor.worker.pipeline.layer_engine import LayerEngine, check_window, spread
+from vram_conductor.worker.pipeline.model_file import ModelFile
+from vram_conductor.worker.pipeline.schedule import bound
+from vram_conductor.worker.pipeline.streams import Span
+
+STEP_S = 2.0
+"""Each batch is measured for about so long."""
+
+
+@dataclass(frozen=True)
+class Agreements:
+    """Logits and continuations at the same positions.
+
+    Attributes:
+        text: of a real text; without a tokenizer the tokens are drawn.
+        same: ours and llama.cpp's, of the same file.
+        itself: llama.cpp's with flash attention, and without.
+        copy: ours, and llama.cpp's of a copy of the file in float32; None for a large one.
+    """
+
+    text: bool
+    same: Agreement
+    itself: Agreement
+    copy: Agreement | None
+
+
+@dataclass(frozen=True)
+class LayersFound:
+    """What the client is told.
+
+    Attributes:
+        device_name: of the GPU; empty on cpu.
+        base_bytes: of the CUDA context, which is in no other figure.
+        model: see :func:`describe`.
+        rates: see ``rates.copy_rates``.
+        agreement: None without a reference.
+        prefill: ``serial_ms``, ``single_ms``, ``overlapped_ms`` of every repeat; T, C and bound;
+            spans; memory.
+        decode: one row per batch: ms of every step, when the most likely tokens are asked for
+            (``step_ms``) or all logits (``logits_ms``), and serial, with all logits.
+        notes: what was left out, and why.
+    """
+
+    setting: LayersSetting
+    device_name: str
+    base_bytes: int
+    model: dict[str, Any]
+    rates: dict[str, Any]
+    agreement: Agreements | None
+    prefill: dict[str, Any]
+    decode: list[dict[str, Any]]
+    notes: list[str]
+
+
+def describe(setting: LayersSetting) -> dict[str, Any]:
+    """What the file is, or why it cannot be measured like this; nothing is allocated.
+
+    Raises:
+        InvalidArgument: ``bad_window``, ``bad_resident``.
+        FailedPrecondition: ``cupy_missing``.
+        ConductorError: as ``ModelFile.open``.
+    """
+    check_window(setting.window_layers)
+    if setting.device.startswith("cuda"):
+        load_cupy()
+    with ModelFile.open(setting.path) as model:
+        it = model.hyperparameters
+        spread(it.n_layer, setting.resident_layers)
+        return {
+            "arch": it.arch,
+            "n_layer": it.n_layer,
+            "n_embd": it.n_embd,
+            "n_vocab": it.n_vocab,
+            "n_ctx_train": it.n_ctx_train,
+            "units": len(model.units),
+            "layer_bytes": model.largest_bytes,
+            "pass_bytes": sum(unit.n_bytes for unit in model.units),
+            "file_bytes": model.gguf.n_bytes,
+            "types": sorted({tensor.type.name for tensor in model.gguf.tensors.values()}),
+        }
+
+
+def measure_layers(setting: LayersSetting, reference: Path | None = None) -> LayersFound:
+    """Everything about the pipeline itself.
+
+    Args:
+        reference: a folder with what llama.cpp said (``llama_text.write_reference``).
+
+    Raises:
+        ConductorError: as ``LayerEngine.open`` and its steps.
+    """
+    model = describe(setting)
+    with BenchMemory(setting.device) as memory:
+        measuring = _Measuring(setting, memory, copy_rates(memory.device))
+        # What is most wanted comes first: the time may be short.
+        agreement = None if reference is None else measuring.agree(reference)
+        alone, prefill = measuring.decode(setting.alone), measuring.prefill()
+        return LayersFound(
+            setting=setting,
+            device_name=memory.name,
+            base_bytes=memory.base_bytes,
+            model=model,
+            rates=measuring.rates,
+            agreement=agreement,
+            prefill=prefill,
+            decode=alone + measuring.decode(setting.together),
+            notes=measuring.notes,
+        )
+
+
+class _Measuring:
+    def __init__(self, setting: LayersSetting, memory: BenchMemory, rates: dict[str, Any]) -> None:
+        self._it, self._memory, self.rates = setting, memory, rates
+        self._until = time.monotonic() + setting.seconds
+        self.notes: list[str] = []
+
+    def _open(self, sequences: int, tokens: int, n_ctx: int, **options: Any) -> LayerEngine:
+        return LayerEngine.open(
+            self._it.path,
+            self._memory.device,
+            window_layers=self._it.window_layers,
+            resident_layers=self._it.resident_layers,
+            n_ctx=n_ctx,
+            sequences=sequences,
+            tokens_max=tokens,
+            **options,
+        )
+
+    def agree(self, folder: Path) -> Agreements:
+        """Our logits beside llama.cpp's."""
+        said, theirs, copy = read_reference(folder)
+        count, more = len(said.tokens), len(said.greedy)
+        with self._open(1, count, count + more, wanted_max=count) as engine:
+            ours = engine.step(Batch.of(said.tokens, 0, 0, range(count)))
+            follows = greedy(engine.step, said.prompt, more)
+        return Agreements(
+            text=said.text,
+            same=compare(ours, theirs, follows, said.greedy),
+            itself=said.itself,
+            copy=None if copy is None else compare(ours, copy, follows, said.copy_greedy),
+        )
+
+    def prefill(self) -> dict[str, Any]:
+        """One prompt in one pass, on the same memory: serial, overlapped from empty slots, and
+        overlapped after a pass that has brought the first layers. In turn: clocks change."""
+        it = self._it
+        took: dict[str, list[float]] = {"serial": [], "single": [], "overlapped": []}
+        spans: dict[str, list[Span]] = {}
+        alone: list[tuple[float, float]] = []
+        with self._open(1, it.prompt_tokens, it.prompt_tokens, timed=True) as engine:
+            n_vocab = engine.model.hyperparameters.n_vocab
+            batch = Batch.of(random_tokens(it.prompt_tokens, n_vocab), 0)
+            steps = {"serial": engine.step_serial, "single": engine.step, "overlapped": engine.step}
+            for at in range(1 + it.repeats):
+                for name, step in steps.items():
+                    ms = step_ms(step, batch)
+                    spans[name] = _last_pass(engine.spans())
+                    took[name] += [ms] if at else []
+                alone.append(_each_stream_ms(spans["serial"]))
+            memory = self._bytes(engine)
+        transfer_ms, compute_ms = map(statistics.median, zip(*alone[1:], strict=True))
+        return {
+            "tokens": it.prompt_tokens,
+            **{f"{name}_ms": values for name, values in took.items()},
+            "serial_spans": spans["serial"],
+            "overlapped_spans": spans["overlapped"],
+            "transfer_ms": transfer_ms,
+            "compute_ms": compute_ms,
+            "bound": bound(transfer_ms, compute_ms),
+            "memory": memory,
+        }
+
+    def decode(self, batches: Sequence[int]) -> list[dict[str, Any]]:
+        """One engine for all of these batches."""
+        if not batches:
+            return []
+        rows, most = [], max(batches)
+        with self._open(most, most, self._it.n_ctx) as engine:
+            for batch in batches:
+                if time.monotonic() > self._until:
+                    self.notes.append(f"no time was left for batch {batch}")
+                    continue
+                rows.append(self._row(engine, batch, most))
+        return rows
+
+    def _row(self, engine: LayerEngine, batch: int, most: int) -> dict[str, Any]:
+        seconds = max(0.0, min(STEP_S, self._until - time.monotonic()))
+        n_vocab = engine.model.hyperparameters.n_vocab
+
+        def timed(step: Step) -> list[float]:
+            engine.reset()
+            return decode_ms(step, batch, n_vocab, steps=self._it.steps, seconds=seconds)
+
+        overlapped, logits, serial = map(timed, (engine.step_best, engine.step, engine.step_serial))
+        bound_ms = engine.figures.streamed_bytes / self.rates["h2d_gb_s"] / 1e6
+        memory = self._bytes(engine)
+        # An engine for just this batch would have a smaller KV cache and smaller activations.
+        per_batch = (memory["kv_bytes"] + memory["activation_bytes"]) * batch // most
+        beside = max(0, (memory["grown_bytes"] or 0) - memory["counted_bytes"])
+        return {
+            "batch": batch,
+            "step_ms": overlapped,
+            "logits_ms": logits,
+            "serial_ms": serial,
+            "bound_ms": bound_ms,
+            "own_bytes": memory["window_bytes"] + memory["resident_bytes"] + per_batch + beside,
+            "memory": memory,
+        }
+
+    def _bytes(self, engine: LayerEngine) -> dict[str, Any]:
+        figures = engine.figures
+        return asdict(figures) | {
+            "counted_bytes": figures.device_bytes,
+            "grown_bytes": self._memory.grown_bytes(),
+        }
+
+
+def _last_pass(spans: Sequence[Span]) -> list[Span]:
+    """Of the last whole pass, from 0 ms on."""
+    last = max((span.at_pass for span in spans if span.stream == "compute"), default=0)
+    # Serial passes all have the number 0.
+    found = {(span.stream, span.unit): span for span in spans if span.at_pass == last}
+    begin_ms = min((span.start_ms for span in found.values()), default=0.0)
+    return [
+        Span(span.stream, span.unit, span.start_ms - begin_ms, span.end_ms - begin_ms)
+        for span in found.values()
+    ]
+
+
+def _each_stream_ms(spans: Sequence[Span]) -> tuple[float, float]:
+    """Transfers, computations."""
+    sums = {"transfer": 0.0, "compute": 0.0}
+    for span in spans:
+        sums[span.stream] += span.ms
+    return sums["transfer"], sums["compute"]
