@@ -8,12 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vram_conductor.worker.pipeline import launch_geometry
-from vram_conductor.worker.pipeline.kernel_source import (
-    NEEDS,
-    kernel_source,
-    matvec_name,
-    rounding_name,
-)
+from vram_conductor.worker.pipeline.kernel_source import NEEDS, kernel_source, matvec_name
 from vram_conductor.worker.pipeline.tensor_types import TensorType
 
 names = st.lists(st.sampled_from(sorted(NEEDS)), min_size=1)
@@ -34,13 +29,10 @@ def test_nothing_is_included() -> None:
     assert "#include" not in kernel_source(*NEEDS)
 
 
-def test_every_type_has_its_kernels() -> None:
-    source = kernel_source("matvec.cu", "rounding.cu")
+def test_every_type_has_its_kernel() -> None:
+    source = kernel_source("matvec.cu")
     for kind in TensorType:
         assert f"({matvec_name(kind)}, {kind.name})" in source
-        rounding = rounding_name(kind)
-        assert (rounding is None) == (kind == TensorType.F32)
-        assert rounding is None or f"void {rounding}(" in source
 
 
 @given(st.integers(1, 300_000))
@@ -49,11 +41,3 @@ def test_a_grid_covers_all_rows_and_no_block_is_idle(rows: int) -> None:
     (blocks,), (threads,) = geometry.grid, geometry.block
     a_block = threads // launch_geometry.WARP * launch_geometry.MATVEC_ROWS
     assert (blocks - 1) * a_block < rows <= blocks * a_block
-
-
-@given(st.sampled_from(["round_q8_0", "round_q8_k", "round_f16"]), st.integers(1, 2000))
-def test_a_grid_covers_all_values(kernel: str, blocks: int) -> None:
-    geometry = launch_geometry.rounding(kernel, 256 * blocks)
-    of_each = 8 if kernel == "round_q8_k" else 1
-    threads = geometry.grid[0] * geometry.block[0]
-    assert (threads - geometry.block[0]) * of_each < 256 * blocks <= threads * of_each

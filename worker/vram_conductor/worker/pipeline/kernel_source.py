@@ -22,7 +22,6 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "norm.cu": (),
     "pairs.cu": ("formats.cu",),
     "rope.cu": (),
-    "rounding.cu": ("formats.cu",),
     "synthetic.cu": (),
 }
 """Each file of ``kernels/``, and those that must stand before it."""
@@ -47,20 +46,3 @@ def kernel_source(*names: str, defines: str = "") -> str:
 def matvec_name(kind: TensorType) -> str:
     """The ``matvec.cu`` kernel for a matrix of that type."""
     return f"matvec_{kind.name.lower()}"
-
-
-_ROUNDING = {
-    TensorType.F16: "round_f16",
-    TensorType.Q8_0: "round_q8_0",
-    TensorType.Q4_0: "round_q8_0",
-    TensorType.Q4_1: "round_q8_0",
-    TensorType.Q5_0: "round_q8_0",
-    TensorType.Q4_K: "round_q8_k",
-    TensorType.Q6_K: "round_q8_k",
-}
-
-
-def rounding_name(kind: TensorType) -> str | None:
-    """The ``rounding.cu`` kernel for what is multiplied with a matrix of that type; None: nothing
-    is rounded."""
-    return _ROUNDING.get(kind)

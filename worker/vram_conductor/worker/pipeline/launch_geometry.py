@@ -32,11 +32,6 @@ def matvec(rows: int) -> Geometry:
     return Geometry((-(-rows // (MATVEC_WARPS * MATVEC_ROWS)),), (MATVEC_WARPS * WARP,))
 
 
-def rounding(kernel: str, count: int) -> Geometry:
-    """A kernel of ``rounding.cu`` (see ``kernel_source.rounding_name``) for that many values."""
-    return values(count // 8 if kernel == "round_q8_k" else count)
-
-
 def rms_norm(rows: int, width: int) -> Geometry:
     """One block per row; a thread for each four values, as far as a block goes."""
     warps = -(-width // (4 * WARP))
