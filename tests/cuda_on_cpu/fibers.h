@@ -50,6 +50,17 @@ inline std::vector<unsigned char> shared_arena;
 inline uint64_t chance;
 inline char error[512];
 
+// A number below `below`, by xorshift.
+inline size_t draw(size_t below) {
+    chance ^= chance << 13, chance ^= chance >> 7, chance ^= chance << 17;
+    return (chance >> 11) % below;
+}
+
+inline void shuffle(std::vector<int>& order) {
+    for (size_t left = order.size(); left > 1; --left)
+        std::swap(order[left - 1], order[draw(left)]);
+}
+
 inline int n_threads() { return int(fibers.size()); }
 
 [[noreturn]] inline void fail(const char* format, ...) {
@@ -105,19 +116,37 @@ inline bool warp_has_come(const Fiber& fiber) {
     return true;
 }
 
+inline bool same_wait(const Fiber& one, const Fiber& other) {
+    return one.number / WARP == other.number / WARP && one.mask == other.mask;
+}
+
+inline void release_warp_of(const Fiber& fiber) {
+    const unsigned mask = fiber.mask;
+    for (int lane = 0; lane < WARP; ++lane) {
+        Fiber* other = mask >> lane & 1 ? lane_of(fiber, lane) : nullptr;
+        if (!other) continue;
+        other->waits = Waits::nothing;
+        memcpy(other->published, other->deposit, DEPOSIT_BYTES);
+    }
+}
+
+// Only some of those that could go on do, so that warps run ahead of each other: without a barrier
+// between the last use of shared memory and the next one's first, somebody sees the wrong one.
 inline bool release_warps() {
     bool any = false;
-    for (Fiber& fiber : fibers) {
+    const Fiber* held_back = nullptr;
+    for (const Fiber& fiber : fibers) {
         if (fiber.waits != Waits::warp || !warp_has_come(fiber)) continue;
-        any = true;
-        for (int lane = 0; lane < WARP; ++lane) {
-            Fiber* other = fiber.mask >> lane & 1 ? lane_of(fiber, lane) : nullptr;
-            if (!other) continue;
-            other->waits = Waits::nothing;
-            memcpy(other->published, other->deposit, DEPOSIT_BYTES);
+        if (held_back && same_wait(fiber, *held_back)) continue;
+        if (draw(2)) {
+            any = true;
+            release_warp_of(fiber);
+        } else {
+            held_back = &fiber;
         }
     }
-    return any;
+    if (!any && held_back) release_warp_of(*held_back);
+    return any || held_back;
 }
 
 // Threads that have ended count as arrived.
@@ -143,13 +172,6 @@ inline void say_stuck() {
                  fiber.number, block_index.x, block_index.y, block_index.z, fiber.line,
                  fiber.waits == Waits::warp ? "warp" : "block");
         return;
-    }
-}
-
-inline void shuffle(std::vector<int>& order) {
-    for (size_t left = order.size(); left > 1; --left) {
-        chance ^= chance << 13, chance ^= chance >> 7, chance ^= chance << 17;  // xorshift
-        std::swap(order[left - 1], order[chance % left]);
     }
 }
 

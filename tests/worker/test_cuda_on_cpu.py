@@ -37,6 +37,18 @@ extern "C" __global__ void forgets_a_barrier(const float* x, float* y) {
     y[threadIdx.x] = parts[(threadIdx.x + 1) % blockDim.x];
 }
 
+extern "C" __global__ void tiles(const float* x, float* y, int n, int forgets) {
+    __shared__ float tile[64];
+    float sum = 0.0f;
+    for (int at = 0; at < n; ++at) {
+        tile[threadIdx.x] = x[at * 64 + threadIdx.x];
+        __syncthreads();
+        for (int i = 0; i < 64; i += 32) sum += __shfl_xor_sync(~0u, tile[threadIdx.x % 32 + i], 5);
+        if (!forgets) __syncthreads();
+    }
+    y[threadIdx.x] = sum;
+}
+
 extern "C" __global__ void warp_sums(const float* x, float* y, int* votes) {
     const int at = blockIdx.x * blockDim.x + threadIdx.x;
     float sum = x[at];
@@ -107,6 +119,15 @@ def test_a_forgotten_barrier_shows(kernels: Kernels, x: np.ndarray) -> None:
     wrong = ~(y == np.roll(x, -1))
     assert 64 < wrong.sum() < 192
     assert np.isnan(y[wrong]).all()
+
+
+def test_a_warp_runs_ahead_of_another(kernels: Kernels) -> None:
+    x = np.random.default_rng(7).normal(size=(8, 64)).astype(np.float32)
+    expected = np.tile(x.sum(0).reshape(2, 32).sum(0)[np.arange(32) ^ 5], 2)
+    for forgets in (0, 1):
+        y = np.zeros(64, np.float32)
+        kernels.launch("tiles", (1,), (64,), [x, y, np.int32(8), np.int32(forgets)])
+        assert np.allclose(y, expected, atol=1e-5) != forgets
 
 
 def test_a_warp_exchanges(kernels: Kernels, x: np.ndarray) -> None:
