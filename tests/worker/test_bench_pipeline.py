@@ -15,7 +15,7 @@ from vram_conductor.protocol.errors import ConductorError, DataLoss
 from vram_conductor.worker.bench import __main__, pipeline, pipeline_payload
 from vram_conductor.worker.bench.iterations import CLOSE, find_iterations
 from vram_conductor.worker.bench.pipeline import measure_grid, measure_setting
-from vram_conductor.worker.bench.pipeline_payload import Shape
+from vram_conductor.worker.bench.pipeline_payload import Shape, busy_notes
 from vram_conductor.worker.memory import HostMemory
 from vram_conductor.worker.pipeline import cuda, measure
 from vram_conductor.worker.pipeline.synthetic_host import SyntheticHost
@@ -116,6 +116,23 @@ def test_more_than_there_is_is_refused_before_anything_is_made(
     assert opens.count == 1
 
 
+@pytest.mark.parametrize(
+    ("load", "cores", "busy"),
+    [
+        (0.0, 2, False),
+        (0.5, 2, False),
+        (0.6, 2, True),
+        (6.0, 8, False),
+        (7.0, 8, True),
+        (0, 1, True),
+    ],
+)
+def test_a_busy_machine_is_said(load: float, cores: int, busy: bool) -> None:
+    notes = busy_notes(load, cores)
+    assert bool(notes) is busy
+    assert all(f"{cores} cores" in note and f"load {load:.1f}" in note for note in notes)
+
+
 def test_a_setting_has_all_its_figures() -> None:
     found = measure_setting("cpu", Shape(3, 64 * KIB, 2), 5, 2)
     assert "file" in found.where
@@ -148,11 +165,12 @@ def test_a_grid_goes_as_far_as_its_time(monkeypatch: pytest.MonkeyPatch) -> None
         (3, 3, 1.0),
         (3, 3, 4.0),
     ]
-    assert not found.notes
+    assert not any("no time" in note for note in found.notes)
     short = measure_grid("cpu", 3, 1, 0.0)
     assert len(short.rows) == 1
-    assert len(short.notes) == 3
-    assert "C/T 4" in short.notes[0]
+    left = [note for note in short.notes if "no time" in note]
+    assert len(left) == 3
+    assert "C/T 4" in left[0]
 
 
 def test_a_grid_goes_on_without_what_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,15 +48,16 @@ def gantt(axes: Any, timelines: Mapping[str, Sequence[dict[str, Any]]], optimum_
         timelines: per schedule its spans, as ``stream``, ``unit``, ``start_ms``, ``end_ms``.
         optimum_ms: the shortest that the overlapped pass could be.
     """
+    numbered = False
     for schedule, spans in timelines.items():
         zero_ms = min(span["start_ms"] for span in spans)
-        units = 1 + max(span["unit"] for span in spans)
+        numbered = max(span["unit"] for span in spans) < _NUMBERED_MAX
         for span in spans:
             at, width = span["start_ms"] - zero_ms, span["end_ms"] - span["start_ms"]
             bottom = _LANES[schedule, span["stream"]]
             color = _SHADES[span["stream"]][span["unit"] % 2]
             axes.broken_barh([(at, width)], (bottom, 0.9), facecolors=color)
-            if units <= _NUMBERED_MAX:
+            if numbered:
                 axes.text(
                     at + width / 2,
                     bottom + 0.45,
@@ -64,6 +65,7 @@ def gantt(axes: Any, timelines: Mapping[str, Sequence[dict[str, Any]]], optimum_
                     ha="center",
                     va="center",
                     fontsize=7,
+                    color="black" if span["unit"] % 2 else "white",
                     clip_on=True,
                 )
     axes.vlines(optimum_ms, -0.15, 2.0, color=LIMIT, linestyle="--", label="shortest possible")
@@ -72,7 +74,8 @@ def gantt(axes: Any, timelines: Mapping[str, Sequence[dict[str, Any]]], optimum_
         [f"{schedule}\n{stream}" for schedule, stream in _LANES],
     )
     axes.set_xlim(left=0)
-    axes.set_xlabel("ms, one pass over all layers from empty slots (numbers: layers)")
+    numbers = " (numbers: layers)" if numbered else ""
+    axes.set_xlabel(f"ms, one pass over all layers from empty slots{numbers}")
     axes.legend(fontsize=7, loc="lower right", bbox_to_anchor=(1.0, 1.0))
 
 
@@ -91,7 +94,9 @@ def _speedups(axes: Any, rows: Sequence[dict[str, Any]]) -> None:
         axes.plot(
             *zip(*sorted(points), strict=True), "o-", color=f"C{at}", markersize=4, label=name
         )
-    axes.set_xscale("log")
+    axes.set_xscale("log", base=2)
+    ticks = [2.0**power for power in range(-4, 8) if low <= 2.0**power <= high]
+    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.set_xlabel("computation alone over transfers alone")
     axes.set_ylabel("serial over overlapped")
     axes.legend(fontsize=7)

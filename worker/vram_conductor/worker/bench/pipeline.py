@@ -49,6 +49,7 @@ class Found:
     def put(self, it: Opened) -> AdjustablePayload:
         """Where it is measured; returns what is measured."""
         self.device_name, self.where = it.device_name, it.where
+        self.notes += [note for note in it.notes if not self.rows]
         return it.payload
 
 

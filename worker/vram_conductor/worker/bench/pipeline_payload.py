@@ -18,6 +18,12 @@ from vram_conductor.worker.pipeline.synthetic_host import SyntheticHost
 
 LAYERS = (1, 4096)
 SLOTS = (2, 4)
+THREADS = 2
+"""One copies, one computes."""
+
+LOAD_ROOM = 0.5
+"""What other programs do now and then."""
+
 GROUP_BYTES = 16
 """Layers are made of groups of four 32-bit floats."""
 
@@ -83,11 +89,13 @@ class Opened:
 
     Attributes:
         where: what travels from where to where, in words.
+        notes: what may spoil the figures.
     """
 
     payload: AdjustablePayload
     device_name: str
     where: str
+    notes: tuple[str, ...] = ()
 
 
 @contextmanager
@@ -133,6 +141,7 @@ def _on_cuda(device: str, shape: Shape) -> Iterator[Opened]:
 @contextmanager
 def _on_host(shape: Shape) -> Iterator[Opened]:
     _check_host(f"{shape.slots} slots of {shape.bytes_per_layer} bytes", shape.window_bytes)
+    notes = busy_notes(os.getloadavg()[0], len(os.sched_getaffinity(0)))
     with tempfile.TemporaryFile() as file:
         _take_room(file, shape)
         payload = SyntheticHost(file, _synthetic(shape), shape.slots)
@@ -142,9 +151,24 @@ def _on_host(shape: Shape) -> Iterator[Opened]:
                 "",
                 "no GPU: from a memory-mapped file into buffers in memory, copied by one thread "
                 "while another one computes; the schedule is that of a GPU",
+                notes,
             )
         finally:
             payload.close()
+
+
+def busy_notes(load: float, cores: int) -> tuple[str, ...]:
+    """What to say if two more threads find no core of their own.
+
+    Args:
+        load: mean number of threads that ran or wanted to, before.
+    """
+    if load + THREADS <= cores + LOAD_ROOM:
+        return ()
+    return (
+        f"{cores} cores were busy already (load {load:.1f}), and two threads that wait for cores "
+        "overlap little: these figures say more about the machine's load",
+    )
 
 
 def _synthetic(shape: Shape) -> Synthetic:
