@@ -42,6 +42,8 @@ class LlamaOracle:
         params.n_threads = params.n_threads_batch = 1
         params.type_k = params.type_v = ll.GGML_TYPE_F16
         params.no_perf = True
+        # A build for GPUs would compute large batches there.
+        params.offload_kqv = params.op_offload = False
         params.pooling_type = ll.LLAMA_POOLING_TYPE_NONE
         params.flash_attn_type = (
             ll.LLAMA_FLASH_ATTN_TYPE_AUTO
