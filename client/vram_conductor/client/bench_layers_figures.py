@@ -105,7 +105,10 @@ def _agreement(report: BenchReport, found: LayersReport) -> None:
     same, itself, copy = both.same, both.itself, both.copy
     where = f"{same.positions} positions of {'a text' if both.text else 'drawn tokens'}"
     text = f"logits beside llama.cpp's, {where}: cosine of all"
-    note = f"llama.cpp with flash attention beside itself without: {itself.cosine:.5f}"
+    note = (
+        f"{same.cosine:.5f}, at the worst position {same.cosine_least:.4f}; llama.cpp with flash "
+        f"attention beside itself without: {itself.cosine:.5f}, {itself.cosine_least:.4f}"
+    )
     report.add(Figure("cosine", text, same.cosine, "", COSINE, ">=", note))
     note = f"llama.cpp beside itself: {100 * itself.top1_share:.1f} %"
     # It rounds activations to 8 bits: two of its own ways to compute choose differently, too.
@@ -116,7 +119,7 @@ def _agreement(report: BenchReport, found: LayersReport) -> None:
     if copy is None:
         return
     text = "the same beside llama.cpp on a copy in float32: cosine, least of all positions"
-    note = "where nothing rounds activations"
+    note = f"{copy.cosine_least:.6f}: nothing rounds activations there"
     report.add(Figure("copy_cosine", text, copy.cosine_least, "", COSINE, ">=", note))
     share, text = 100 * copy.top1_share, "the same first choice, copy in float32"
     report.add(Figure("copy_top1", text, share, "%", TOP1_PERCENT, ">="))
