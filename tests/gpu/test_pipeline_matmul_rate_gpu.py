@@ -42,10 +42,10 @@ class Rig:
         self._module = timer.gpu.module(kernel_source("matmul.cu"))
         # Random, not zeros: the device is slower where more of its bits change.
         rng = np.random.default_rng(SEED)
-        data = random_rows(rng, kind, columns, np.ones(rows))
+        data = np.ascontiguousarray(random_rows(rng, kind, columns, np.ones(rows)))
         x = rng.normal(size=(LARGEST_TOKENS, columns)).astype(np.float32)
-        self._weights = [self._upload(data) for _ in range(-(-CACHES_BYTES // self.n_bytes))]
-        self._x = self._upload(x)
+        self._weights = [timer.upload(data) for _ in range(-(-CACHES_BYTES // self.n_bytes))]
+        self._x = timer.upload(x)
         self._half = timer.memory(2 * x.size)
         self._scale = timer.memory(4 * LARGEST_TOKENS)
         self._y = timer.memory(4 * LARGEST_TOKENS * rows)
@@ -78,14 +78,6 @@ class Rig:
     def _prepare(self, launch: Matmul, *arguments: int | np.generic) -> Launch:
         it = launch.geometry
         return self._module.prepare(launch.kernel, it.grid, it.block, arguments, it.shared_bytes)
-
-    def _upload(self, array: np.ndarray) -> int:
-        address = self.timer.memory(array.nbytes)
-        stream = self.timer.gpu.stream()
-        self.timer.gpu.copy_to_device(address, np.ascontiguousarray(array), stream)
-        stream.synchronise()
-        stream.close()
-        return address
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ TILE_ROWS = {8: 16, 16: 32, 32: 32, 64: 64, 128: 128}
 """Tokens and rows of each kernel's tile, as there: one block computes it."""
 
 _THREADS = 256
+_HALF_THREADS = 512
 _STEP_COLUMNS = 128
 _UNPACKING_TOKENS = 46
 """Unpacking a weight takes as long as multiplying it with so many tokens (from the instructions of
@@ -27,7 +28,7 @@ class Matmul:
 
 def to_half(tokens: int) -> Geometry:
     """``to_half``: what a product's activations go through first."""
-    return Geometry((tokens,), (_THREADS,))
+    return Geometry((tokens,), (_HALF_THREADS,))
 
 
 def tile_tokens(rows: int, tokens: int, multiprocessors: int) -> int:
