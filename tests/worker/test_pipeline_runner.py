@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -293,3 +294,29 @@ def test_slots_begin_where_tensors_may() -> None:
     with pipeline(1, slots=4) as line:
         assert [line.streams.slot(at).ctypes.data % 256 for at in range(4)] == [0] * 4
         assert [line.streams.slot(at).nbytes for at in range(4)] == [SLOT_BYTES] * 4
+
+
+def test_the_two_threads_have_no_core_in_common() -> None:
+    mine = os.sched_getaffinity(0)
+    found: dict[str, set[int]] = {}
+
+    def read(unit: int, slot: NDArray[np.uint8]) -> None:
+        found["transfer"] = os.sched_getaffinity(0)
+
+    def work(unit: int, slot: Any) -> None:
+        found["compute"] = os.sched_getaffinity(0)
+
+    with pipeline(1, fill=read) as line:
+        line.wait(line.run(work, ahead=False))
+    assert found["transfer"] | found["compute"] == mine
+    assert not found["transfer"] & found["compute"] or len(mine) == 1
+    assert os.sched_getaffinity(0) == mine, "other threads stay where they are"
+
+
+def test_one_core_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = {min(os.sched_getaffinity(0))}
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: one)
+    with pipeline(3) as line:
+        work = Watching()
+        line.wait(line.run(work))
+        assert work.seen == [0, 1, 2]
