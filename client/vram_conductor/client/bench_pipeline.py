@@ -200,4 +200,5 @@ def _grid(report: BenchReport, rows: list[Row], best: Row, *, on_cuda: bool) -> 
         what = f"{row.layers}, C/T {ratio:.2f}"
         note = f"{row.speedup:.2f}x: {row.serial_ms:.1f} → {row.overlapped_ms:.1f} ms"
         report.add(Figure("share", what, 100 * row.share, "%", wanted, ">=", note))
-    report.notes.append(f"the headline is of {best.layers}, {best.iterations} iterations per layer")
+    iterations = plural(best.iterations, "iteration")
+    report.notes.append(f"the headline is of {best.layers}, {iterations} per layer")
