@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 
 from vram_conductor.protocol.errors import FailedPrecondition, Internal, ResourceExhausted
 from vram_conductor.worker.memory import host_memory
-from vram_conductor.worker.pipeline.cuda import Cuda
+from vram_conductor.worker.pipeline.cuda import Cuda, CudaPinned
 from vram_conductor.worker.pipeline.cuda_module import CudaLaunch
 from vram_conductor.worker.pipeline.gpu import Argument
 from vram_conductor.worker.pipeline.host_region import host_region
@@ -45,6 +46,35 @@ def test_more_host_memory_than_there_is_is_refused_with_numbers() -> None:
     assert caught.value.reason == "host_memory_short"
     assert caught.value.details["need_bytes"] == need_bytes
     assert caught.value.details["available_bytes"] < need_bytes
+
+
+class Runtime:
+    """Registers host memory, and says what of it was still mapped when it was given back."""
+
+    def __init__(self) -> None:
+        self.mapped: dict[int, bool] = {}
+
+    def register(self, address: int, n_bytes: int, flags: int) -> None:
+        self.mapped[address] = False
+
+    def unregister(self, address: int) -> None:
+        lines = Path("/proc/self/maps").read_text().splitlines()
+        ranges = ([int(end, 16) for end in line.split()[0].split("-")] for line in lines)
+        self.mapped[address] = any(start <= address < end for start, end in ranges)
+
+
+def test_pinned_memory_is_unregistered_before_it_is_unmapped() -> None:
+    runtime = Runtime()
+    calls: Any = SimpleNamespace(
+        hostRegister=runtime.register,
+        hostUnregister=runtime.unregister,
+        CUDARuntimeError=RuntimeError,
+    )
+    pinned = CudaPinned(calls, 5 << 20)
+    assert list(runtime.mapped.values()) == [False]
+    pinned.free()
+    assert list(runtime.mapped.values()) == [True]
+    assert not pinned.array.size
 
 
 class Driver:

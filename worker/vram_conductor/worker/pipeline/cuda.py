@@ -200,10 +200,11 @@ class CudaPinned:
 
     def free(self) -> None:
         address, self._address = self._address, 0
-        self.array = np.empty(0, np.uint8)
         with contextlib.suppress(self._runtime.CUDARuntimeError):
             if address:
                 self._runtime.hostUnregister(address)
+        # Only now: without its last view the region is unmapped, and its address somebody else's.
+        self.array = np.empty(0, np.uint8)
 
 
 class CudaEvent:
