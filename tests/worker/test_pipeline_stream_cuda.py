@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stream_rig import Rig
 
-from vram_conductor.protocol.errors import ResourceExhausted
+from vram_conductor.protocol.errors import Internal, ResourceExhausted
 from vram_conductor.worker.pipeline.stream_cuda import CudaStreams
 
 NOWHERE = Path("/nonexistent")
@@ -91,7 +91,19 @@ def test_untimed_streams_tell_no_spans() -> None:
         assert it.streams.spans() == []
 
 
-def test_events_are_used_again() -> None:
+def test_what_is_done_is_waited_for_no_more() -> None:
+    with rig(3, 2) as (_, it):
+        mark: Any = it.pipeline.run(it.work)
+        it.pipeline.synchronise()
+        assert mark.end is None, "its event stands for something else soon"
+
+
+def fail(unit: int, slot: Any) -> None:
+    raise ValueError(f"unit {unit}")
+
+
+@pytest.mark.parametrize("failing", [False, True])
+def test_events_are_used_again(failing: bool) -> None:
     made = 0
 
     class Counting(EmulatedCuda):
@@ -102,9 +114,10 @@ def test_events_are_used_again() -> None:
 
     gpu = Counting(NOWHERE)
     it = Rig(gpu, 3, 2, timed=True)
-    for _ in range(8):
+    for _ in range(40 if failing else 8):
         it.units.clear()
-        it.pipeline.run(it.work)
+        with pytest.raises(ValueError, match="unit 0") if failing else nullcontext():
+            it.pipeline.run(fail if failing else it.work)
         it.pipeline.synchronise()
         it.streams.spans()
     # A clock, and two for each of at most three computations and five transfers of one pass.
@@ -113,16 +126,35 @@ def test_events_are_used_again() -> None:
     gpu.close()
 
 
-def test_what_work_raises_comes_at_once_and_the_streams_go_on() -> None:
-    def fail(unit: int, slot: Any) -> None:
-        raise ValueError(f"unit {unit}")
+@pytest.mark.parametrize("serial", [False, True])
+def test_what_work_raises_comes_at_once_and_the_streams_go_on(serial: bool) -> None:
+    # Nothing is done before somebody waits.
+    with rig(3, 2, seed=1) as (_, it):
 
-    with rig(3, 2) as (_, it):
+        def late(unit: int, slot: Any) -> None:
+            it.work(unit, slot)
+            fail(unit, slot)
+
+        run = it.pipeline.run_serial if serial else it.pipeline.run
         with pytest.raises(ValueError, match="unit 0"):
-            it.pipeline.run(fail)
-        it.pipeline.run(it.work)
+            run(late)
+        assert it.seen() == [1], "what was put before is under way, and its slot counts as free"
+        run(it.work)
         it.pipeline.synchronise()
-        assert it.seen() == [1, 2, 3]
+        assert it.seen() == [1, 1, 2, 3]
+
+
+def test_a_device_without_streams_leaves_nothing_behind() -> None:
+    class Failing(EmulatedCuda):
+        def stream(self) -> Any:
+            if self._streams:
+                raise Internal("cuda_failed", "no more streams")
+            return super().stream()
+
+    gpu = Failing(NOWHERE)
+    with pytest.raises(Internal, match="no more streams"):
+        CudaStreams(gpu, gpu.pinned(1000), [(0, 1000)], 2, 1000)
+    gpu.close()
 
 
 def test_too_little_device_memory_leaves_nothing_behind() -> None:

@@ -42,7 +42,9 @@ class Pipeline:
         Raises:
             Exception: what ``work`` raised at once.
         """
-        return self._issue(self.schedule.next_pass(ahead), work)
+        last = self._issue(self.schedule.next_pass(ahead), work)
+        assert last is not None
+        return last
 
     def run_serial(self, work: Work) -> None:
         """One pass in which nothing overlaps: transfer, synchronise, compute, synchronise, on the
@@ -53,8 +55,7 @@ class Pipeline:
         """
         self.restart()
         for step in self.schedule.serial_pass():
-            with self._forgetting():
-                self._put(step, work)
+            self._issue([step], work)
             self.synchronise()
 
     def wait(self, mark: Mark) -> None:
@@ -98,8 +99,8 @@ class Pipeline:
         self._filled: dict[int, Mark] = {}
         self._read: dict[int, Mark] = {}
 
-    def _issue(self, steps: Sequence[Step], work: Work) -> Mark:
-        """The mark of the last computation."""
+    def _issue(self, steps: Sequence[Step], work: Work) -> Mark | None:
+        """The mark of the last computation among them."""
         last: Mark | None = None
         with self._forgetting():
             try:
@@ -110,7 +111,6 @@ class Pipeline:
                 # What was put before is still under way, in slots that will be filled again.
                 self.streams.synchronise()
                 raise
-        assert last is not None
         return last
 
     def _put(self, step: Step, work: Work) -> Mark:

@@ -59,15 +59,16 @@ class CudaStreams:
         self.payload = payload
         self._gpu = gpu
         self._timed = timed
-        self._units = [payload.array[offset : offset + size] for offset, size in units]
+        self.lay_out(units)
         self._slots: list[DeviceMemory] = []
         self._events: list[Event] = []
         self._idle: list[Event] = []
         self._marks: dict[Kind, deque[CudaMark]] = {"transfer": deque(), "compute": deque()}
         self._spans: list[Span] = []
-        self._transfer_stream = gpu.stream()
-        self.compute_stream = gpu.stream()
+        self._streams: list[Stream] = []
         try:
+            self._transfer_stream = self._new_stream()
+            self.compute_stream = self._new_stream()
             for _ in range(n_slots):
                 self._slots.append(gpu.allocate(slot_bytes))
             self._zero = self._new_event()
@@ -75,6 +76,10 @@ class CudaStreams:
         except BaseException:
             self.close()
             raise
+
+    def lay_out(self, units: Sequence[tuple[int, int]]) -> None:
+        """From now on these are the units, no larger than the slots. The streams are idle."""
+        self._units = [self.payload.array[offset : offset + size] for offset, size in units]
 
     def slot(self, index: int) -> int:
         return self._slots[index].address
@@ -114,12 +119,13 @@ class CudaStreams:
         # After an error of the device nothing more is waited for, and little given back: the
         # driver does it when the process ends.
         with contextlib.suppress(Internal):
-            self._transfer_stream.synchronise()
-            self.compute_stream.synchronise()
+            for stream in self._streams:
+                stream.synchronise()
         for event in self._events:
             event.close()
-        for stream in (self._transfer_stream, self.compute_stream):
+        for stream in self._streams:
             stream.close()
+        self._streams.clear()
         for memory in self._slots:
             memory.free()
         self._units.clear()
@@ -140,7 +146,12 @@ class CudaStreams:
         if start is not None:
             # After the wait: the time is what it takes, not what it waits.
             start.record(stream)
-        work()
+        try:
+            work()
+        except BaseException:
+            if start is not None:
+                self._idle.append(start)
+            raise
         end = self._take_event()
         end.record(stream)
         mark = CudaMark(span, start, end)
@@ -164,6 +175,10 @@ class CudaStreams:
         """Times are told as 32-bit floats: near zero they are exact."""
         self._zero.record(self.compute_stream)
         self._zero.synchronise()
+
+    def _new_stream(self) -> Stream:
+        self._streams.append(self._gpu.stream())
+        return self._streams[-1]
 
     def _take_event(self) -> Event:
         return self._idle.pop() if self._idle else self._new_event()
