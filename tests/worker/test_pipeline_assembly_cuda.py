@@ -11,7 +11,7 @@ from quantised_models import Quantised, make_quantised
 
 from vram_conductor.protocol.errors import ResourceExhausted
 from vram_conductor.worker.pipeline.assembly import Plan
-from vram_conductor.worker.pipeline.assembly_cuda import assemble_on, check_room
+from vram_conductor.worker.pipeline.assembly_cuda import assemble_on
 from vram_conductor.worker.pipeline.forward import Capacity
 from vram_conductor.worker.pipeline.layer_engine import LayerEngine
 from vram_conductor.worker.pipeline.model_file import ModelFile
@@ -54,7 +54,8 @@ def test_a_device_that_is_too_small_is_refused_with_all_numbers(tmp_path: Path) 
     with LayerEngine(it, assemble_on(NoKernels(tmp_path), it)) as engine:
         need_bytes = engine.figures.device_bytes
     it = plan(resident=(1,))
-    check_room(NoKernels(tmp_path, total_bytes=need_bytes), it)
+    LayerEngine(it, assemble_on(NoKernels(tmp_path, total_bytes=need_bytes), it)).close()
+    it = plan(resident=(1,))
     gpu = NoKernels(tmp_path, total_bytes=need_bytes - 1)
     with pytest.raises(ResourceExhausted) as caught:
         assemble_on(gpu, it)

@@ -157,6 +157,7 @@ def pipeline_threads() -> list[str]:
         ({"sequences": 0}, "bad_capacity"),
         ({"wanted_max": 0}, "bad_capacity"),
         ({"device": "tpu:0"}, "no_such_device"),
+        ({"n_ctx": 10**9}, "host_memory_short"),
     ],
 )
 def test_what_cannot_be_opened_leaves_nothing(options: dict[str, Any], reason: str) -> None:

@@ -343,6 +343,12 @@ REFUSED_TENSORS: dict[str, tuple[Tensors, type[ConductorError], str, str]] = {
         "bad_model",
         "no tensor blk.3.ffn_norm.weight (1 × 64)",
     ),
+    "no vocabulary": (
+        {"token_embd.weight": np.zeros((0, 64), np.float32)},
+        InvalidArgument,
+        "bad_model",
+        "token_embd.weight has 0 rows of 64 values",
+    ),
     "too many frequencies": (
         {"rope_freqs.weight": np.ones(64, np.float32)},
         InvalidArgument,

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from vram_conductor.protocol.errors import ResourceExhausted
-from vram_conductor.worker.pipeline.assembly import Assembly, Plan
+from vram_conductor.worker.pipeline.assembly import Assembly, Plan, check_room
 from vram_conductor.worker.pipeline.cuda import Cuda
 from vram_conductor.worker.pipeline.forward_cuda import CudaForward, forward_bytes
 from vram_conductor.worker.pipeline.gpu import DeviceMemory, Gpu, PinnedMemory
@@ -52,8 +50,9 @@ def assemble_on(gpu: Gpu, plan: Plan) -> CudaAssembly:
             ``host_memory_short``, ``pin_refused``.
         FailedPrecondition: ``nvrtc_missing``.
     """
-    check_room(gpu, plan)
     model = plan.model
+    sizes = forward_bytes(model, plan.capacity, gpu.multiprocessors)
+    check_room(plan, *sizes, "device_memory_short", gpu.name, gpu.free_bytes)
     streamed = [index for index in range(len(model.units)) if index not in plan.resident]
     places, end = [(0, 0)] * len(model.units), 0
     for index in streamed:
@@ -74,7 +73,7 @@ def assemble_on(gpu: Gpu, plan: Plan) -> CudaAssembly:
         streams,
         forward,
         resident,
-        sum(model.units[at].n_bytes for at in plan.resident),
+        plan.resident_bytes,
         gpu,
         memory,
     )
@@ -90,34 +89,6 @@ def assemble_on(gpu: Gpu, plan: Plan) -> CudaAssembly:
         assembly.close()
         raise
     return assembly
-
-
-def check_room(gpu: Gpu, plan: Plan) -> None:
-    """Whether all of it fits what is free on the device now.
-
-    Raises:
-        ResourceExhausted: ``device_memory_short``, with what each part takes.
-    """
-    kv_bytes, activation_bytes = forward_bytes(plan.model, plan.capacity, gpu.multiprocessors)
-    parts: dict[str, Any] = {
-        "window_bytes": plan.window_layers * plan.slot_bytes,
-        "resident_bytes": sum(plan.model.units[at].n_bytes for at in plan.resident),
-        "kv_bytes": kv_bytes,
-        "activation_bytes": activation_bytes,
-    }
-    need_bytes, free_bytes = sum(parts.values()), gpu.free_bytes
-    if need_bytes > free_bytes:
-        window, resident, kv, rest = parts.values()
-        raise ResourceExhausted(
-            "device_memory_short",
-            f"{need_bytes} bytes are needed on {gpu.name} (window of {plan.window_layers}: "
-            f"{window}, resident layers: {resident}, KV cache: {kv}, activations: {rest}) and "
-            f"{free_bytes} are free: end what else uses it, or take fewer window layers, resident "
-            "layers, sequences or tokens of context",
-            need_bytes=need_bytes,
-            free_bytes=free_bytes,
-            **parts,
-        )
 
 
 def _read(

@@ -173,15 +173,15 @@ def _tensor(path: Path, info: TensorInfo, data_offset: int) -> Tensor:
             tensor=info.name,
             shape=list(info.shape),
         )
-    if columns == 0 or columns % kind.block_values:
+    rows = rest[0] if rest else 1
+    if rows == 0 or columns == 0 or columns % kind.block_values:
         raise InvalidArgument(
             "bad_model",
-            f"{path}: the rows of tensor {info.name} have {columns} values, which are no whole "
-            f"blocks of {kind.block_values} ({kind.name}); get the file again",
+            f"{path}: tensor {info.name} has {rows} rows of {columns} values, where there must be "
+            f"some, in whole blocks of {kind.block_values} ({kind.name}); get the file again",
             path=str(path),
             tensor=info.name,
         )
-    rows = rest[0] if rest else 1
     return Tensor(info.name, kind, rows, columns, data_offset + info.offset)
 
 
