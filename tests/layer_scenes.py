@@ -173,7 +173,7 @@ class GatedScenes:
         out: Values,
         activation: Literal["silu", "gelu"],
     ) -> None:
-        sizes = np.int32(len(gate)), np.int32(activation == "gelu")
+        sizes = np.int64(len(gate)), np.int32(activation == "gelu")
         bench.launch(GATED, "gated", values(len(gate)), gate, up, out, *sizes)
 
     def formula(

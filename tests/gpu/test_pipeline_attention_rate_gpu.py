@@ -137,7 +137,7 @@ def test_what_lies_between_the_products(timer: KernelTimer, tokens: int) -> None
         "gated.cu",
         values(tokens * FF),
         12 * tokens * FF,
-        *(x, up, out, np.int32(tokens * FF), np.int32(0)),
+        *(x, up, out, np.int64(tokens * FF), np.int32(0)),
     )
     check(
         "store_kv",

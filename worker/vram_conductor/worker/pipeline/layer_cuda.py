@@ -117,7 +117,7 @@ class UnitKernels:
             at["gate"],
             at["up"],
             at["gate"],
-            np.int32(tokens * it.n_ff),
+            np.int64(tokens * it.n_ff),
             np.int32(_ACTIVATIONS[it.activation]),
         )
         yield from self._halves("gate", it.n_ff, tokens)
