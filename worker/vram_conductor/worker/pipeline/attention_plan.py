@@ -19,8 +19,8 @@ from vram_conductor.worker.pipeline.launch_geometry import WARP, Geometry
 TILE_ROWS = 64
 HEADS_AT_ONCE = 4
 BLOCK = 128
-"""Of ``attention.cu``: tokens × heads of a tile, the most heads that a block of attention_split
-takes, threads of either kernel's block."""
+"""Of the kernels: tokens × heads of a tile, the most heads that a block of attention_split takes,
+threads of either one's block."""
 
 RUN_TOKENS = 8
 """From so many successive tokens of one sequence on, a tile that reads the positions once pays."""

@@ -12,10 +12,16 @@ from vram_conductor.worker.pipeline.tensor_types import TensorType
 
 NEEDS: dict[str, tuple[str, ...]] = {
     "argmax.cu": (),
-    "attention.cu": ("formats.cu", "mma.cu"),
+    "attention.cu": (
+        *("formats.cu", "mma.cu"),
+        *("attention_heads.cu", "attention_split.cu", "attention_tile.cu"),
+    ),
+    "attention_heads.cu": ("formats.cu",),
+    "attention_split.cu": ("formats.cu", "attention_heads.cu"),
+    "attention_tile.cu": ("formats.cu", "mma.cu", "attention_heads.cu"),
     "formats.cu": (),
     "gated.cu": (),
-    "matmul.cu": ("formats.cu", "mma.cu", "pairs.cu", "matmul_weights.cu"),
+    "matmul.cu": ("formats.cu", "mma.cu", "pairs.cu", "matmul_weights.cu", "to_half.cu"),
     "matmul_weights.cu": ("formats.cu", "pairs.cu"),
     "matvec.cu": ("formats.cu",),
     "mma.cu": ("formats.cu",),
@@ -23,6 +29,7 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "pairs.cu": ("formats.cu",),
     "rope.cu": (),
     "synthetic.cu": (),
+    "to_half.cu": ("formats.cu",),
 }
 """Each file of ``kernels/``, and those that must stand before it."""
 
