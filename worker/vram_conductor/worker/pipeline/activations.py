@@ -35,7 +35,8 @@ class Activations:
 
 
 def activations(it: Hyperparameters, capacity: Capacity, scratch_bytes: int) -> Activations:
-    """The block of one engine. With n tokens of at most ``tokens_max`` in a batch:
+    """The block of one engine. n is ``tokens_max``, or ``wanted_max`` where that is more (a token
+    may be wanted twice):
 
     - ``x`` (n, n_embd): the residual stream; ``h`` (n, n_embd): its norm, or what is normalised
       before it is added; ``q`` (n, q_width), ``k`` and ``v`` (n, kv_width); ``mixed``

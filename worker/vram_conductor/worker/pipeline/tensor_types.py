@@ -10,7 +10,7 @@ class TensorType(IntEnum):
     """Types that have kernels; the numbers are ggml's (``enum ggml_type`` in ggml.h).
 
     A row is a sequence of blocks: ``block_values`` values in ``block_bytes`` bytes. What a block
-    looks like is said where it is taken apart (``reference``, ``kernels/formats.cu``).
+    looks like is said where it is taken apart (``dequantise``, ``kernels/formats.cu``).
     """
 
     F32 = 0
