@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from terminal import Terminal
 from vram_conductor.client import bench_gantt, bench_pipeline, bench_plot
 from vram_conductor.client.bench_pipeline import ROWS_MAX, headline, measure
 from vram_conductor.client.bench_report import BenchReport
-from vram_conductor.client.bench_setting import Setting
+from vram_conductor.client.bench_setting import Setting, ask_worker
 from vram_conductor.client.cli import main
 from vram_conductor.protocol.errors import Internal
 
@@ -73,10 +74,21 @@ def test_the_default_finds_its_iterations(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_a_grid_that_has_little_time(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "pipeline", "--grid", "--repeats", "1", "--seconds", "1", "--json"]) == 0
-    value = json.loads(capsys.readouterr().out)
+    assert main(["bench", "pipeline", "--grid", "--seconds", "1", "--json"]) == 0
+    said = capsys.readouterr()
+    value = json.loads(said.out)
     assert len(value["data"]["rows"]) >= 1
     assert any("no time was left" in note for note in value["notes"])
+    assert "medians of 3 rounds" in value["notes"]
+    assert value["data"]["seconds"].keys() == {"layers", "iterations", "passes"}
+    assert re.search(r"^1 of 6: 16 layers of 4 MiB at C/T 1$", said.err, re.MULTILINE)
+
+
+def test_what_the_worker_says_last_is_told_if_it_gives_no_answer() -> None:
+    news: list[str] = []
+    with pytest.raises(Internal, match="invalid choice: 'no-such-bench'"):
+        ask_worker("no-such-bench", news=news.append)
+    assert not news
 
 
 @pytest.mark.parametrize("columns", [80, 120])
@@ -175,10 +187,11 @@ def judged(
 ) -> BenchReport:
     asked: list[tuple[str, ...]] = []
 
-    def answer(*arguments: str, timeout_s: float) -> Any:
+    def answer(*arguments: str, timeout_s: float, news: Callable[[str], None]) -> Any:
         asked.append(arguments)
         return {
             "rows": rows,
+            "seconds": {"passes": 1.5},
             "device_name": "a GPU",
             "where": "from here to there",
             "notes": list(notes),
@@ -225,8 +238,8 @@ def test_the_worst_setting_of_a_grid_decides(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_more_than_the_bound_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not any("busy" in note for note in judged(monkeypatch, [row(1.04)]).notes)
-    assert any("busy" in note for note in judged(monkeypatch, [row(1.06)]).notes)
+    assert not any("busy" in note for note in judged(monkeypatch, [row(1.01)]).notes)
+    assert any("busy" in note for note in judged(monkeypatch, [row(1.03)]).notes)
 
 
 def test_a_computation_that_cannot_be_short_enough_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from vram_conductor.protocol.errors import ConductorError, DataLoss
 from vram_conductor.worker.bench import __main__, pipeline, pipeline_payload
 from vram_conductor.worker.bench.iterations import CLOSE, find_iterations
-from vram_conductor.worker.bench.pipeline import measure_grid, measure_setting
+from vram_conductor.worker.bench.pipeline import Aim, Budget, measure_grid, measure_setting
 from vram_conductor.worker.bench.pipeline_payload import Shape, busy_notes
 from vram_conductor.worker.memory import HostMemory
 from vram_conductor.worker.pipeline import cuda, measure
 from vram_conductor.worker.pipeline.synthetic_host import SyntheticHost
 
-KIB = 1 << 10
+KIB, MIB = 1 << 10, 1 << 20
 
 
 @given(st.floats(0.0, 2.0), st.floats(0.0, 5.0), st.floats(1e-4, 1.0), st.floats(0.01, 100.0))
@@ -166,11 +166,48 @@ def test_a_grid_goes_as_far_as_its_time(monkeypatch: pytest.MonkeyPatch) -> None
         (3, 3, 4.0),
     ]
     assert not any("no time" in note for note in found.notes)
-    short = measure_grid("cpu", 3, 1, 0.0)
-    assert len(short.rows) == 1
-    left = [note for note in short.notes if "no time" in note]
-    assert len(left) == 3
-    assert "C/T 4" in left[0]
+    assert list(found.seconds) == ["layers", "iterations", "passes"]
+    assert min(found.seconds.values()) > 0
+    news: list[str] = []
+    short = measure_grid("cpu", 3, 1, 0.0, news.append)
+    assert [(row["n_layers"], row["aim"]) for row in short.rows] == [(2, 1.0)]
+    assert news == ["making layers", "1 of 4: 2 layers of 0.0625 MiB at C/T 1"]
+    assert [note for note in short.notes if "no time" in note] == [
+        "no time was left for C/T 1: 3 layers of 0.03125 MiB",
+        "no time was left for C/T 4: 2 layers of 0.0625 MiB, 3 layers of 0.03125 MiB",
+    ]
+
+
+def test_what_others_took_tells_whether_there_is_time() -> None:
+    large, small = Shape(64, MIB, 2), Shape(16, MIB, 2)
+    budget = Budget(until_s=100.0)
+    assert budget.allows(Aim(large, 4.0), 1000.0), "the first one always is"
+    budget.note(large, 1.0, 8.0)
+    assert budget.allows(Aim(large, 4.0), 79.0), "20 s: two and a half times as long"
+    assert not budget.allows(Aim(large, 4.0), 81.0)
+    assert budget.allows(Aim(small, 4.0), 94.0), "5 s: a quarter of the layers"
+    assert not budget.allows(Aim(small, 4.0), 96.0)
+    budget.note(small, 4.0, 1.0)
+    assert budget.allows(Aim(small, 4.0), 98.0), "it is known now"
+    assert budget.allows(Aim(large, 1.0), 91.0)
+
+
+@pytest.mark.parametrize("large_first", [False, True])
+def test_memory_is_taken_once_for_all_settings_that_fit(
+    large_first: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opens = Opens(monkeypatch)
+    sizes = [(3, 32 * KIB), (6, 64 * KIB), (4096, 1 << 50), (6, 32 * KIB)]
+    monkeypatch.setattr(pipeline, "SMALL_GRID", sizes[::-1] if large_first else sizes)
+    monkeypatch.setattr(pipeline, "SMALL_RATIOS", (1.0,))
+    found = measure_grid("cpu", 2, 1, 60.0)
+    assert [(row["n_layers"], row["bytes_per_layer"]) for row in found.rows] == [
+        (3, 32 * KIB),
+        (6, 32 * KIB),
+        (6, 64 * KIB),
+    ]
+    assert all(len(row["unit_compute_ms"]) == row["n_layers"] for row in found.rows)
+    assert opens.count == 1
 
 
 def test_a_grid_goes_on_without_what_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -128,8 +129,8 @@ def test_medians_and_the_pass_that_is_shown() -> None:
         def spans(self) -> list[Span]:
             spans = super().spans()
             self.asked += bool(spans)
-            # Three kinds warm up, then each repeat asks five times.
-            slow = 4 <= self.asked < 9
+            # One pass warms up, then each repeat asks five times.
+            slow = 2 <= self.asked < 7
             return [
                 Span(s.stream, s.unit, 9 * s.start_ms, 9 * s.end_ms, s.at_pass) if slow else s
                 for s in spans
@@ -143,24 +144,61 @@ def test_medians_and_the_pass_that_is_shown() -> None:
     assert max(span.ms for span in found.serial + found.single) == pytest.approx(2)
 
 
+@pytest.mark.parametrize("repeats", [1, 2, 3, 4])
+def test_a_clock_that_gets_slower_makes_nothing_out_of_proportion(repeats: int) -> None:
+    """Each kind of pass is a thousandth slower than the one before it."""
+
+    class Tired(KnownStreams):
+        asked = 0
+
+        def spans(self) -> list[Span]:
+            spans = super().spans()
+            self.asked += bool(spans)
+            f = 1.001**self.asked
+            return [Span(s.stream, s.unit, f * s.start_ms, f * s.end_ms, s.at_pass) for s in spans]
+
+    found = measure(Nothing(Tired(2, 1.0, 1.0, 0.0), 8), 8, repeats)
+    assert found.share == pytest.approx(1.0, abs=0.0015)
+
+
+def test_a_stream_alone_is_told_with_what_it_takes_between_two_units() -> None:
+    """Overlapped it takes that, too."""
+
+    class Gaps(KnownStreams):
+        def _put(self, stream: Stream, unit: int, after: Mark | None, at_pass: int) -> At:
+            self._free_ms[stream] += 0.25
+            return super()._put(stream, unit, after, at_pass)
+
+    found = measure(Nothing(Gaps(2, 1.0, 2.0, 0.0), 32), 32, 1)
+    assert found.unit_compute_ms == [2.0] * 32
+    assert found.compute_ms == pytest.approx(32 * 2.25 - 0.25)
+    assert found.overlapped_ms == pytest.approx(32 * 2.25)
+    assert found.share == pytest.approx(1.0, abs=0.005)
+
+
 @pytest.mark.parametrize("n_units", [1, 5])
 def test_what_is_not_computed_is_not_measured(n_units: int) -> None:
     with pytest.raises(AssertionError):
         measure(Nothing(KnownStreams(2, 1, 1, 0), n_units, forgets=n_units - 1), n_units, 1)
 
 
-def test_results_that_become_wrong_later_are_found() -> None:
+WARM, CHECKED = 1, 3
+"""Passes at first; then kinds of passes, of five, that have results, in each repeat."""
+
+
+@pytest.mark.parametrize("right", range(WARM + 2 * CHECKED + 1))
+def test_results_that_become_wrong_later_are_found(right: int) -> None:
     class Tiring(Nothing):
         poisoned = 0
 
         def poison(self) -> None:
             super().poison()
             self.poisoned += 1
-            # Three kinds of passes are right; those after the repeats are not.
-            self._forgets = 2 if self.poisoned > 3 else None
+            self._forgets = 2 if self.poisoned > right else None
 
-    with pytest.raises(AssertionError):
-        measure(Tiring(KnownStreams(2, 1, 1, 0), 3), 3, repeats=1)
+    all_right = right == WARM + 2 * CHECKED
+    with nullcontext() if all_right else pytest.raises(AssertionError):
+        measure(Tiring(KnownStreams(2, 1, 1, 0), 3), 3, repeats=2)
 
 
 # --- real layers of made-up numbers, on threads ---

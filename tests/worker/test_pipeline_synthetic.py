@@ -79,11 +79,29 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("kernels")
 
 
+def test_the_same_bytes_are_laid_out_as_other_units(kernels: Path) -> None:
+    gpu = EmulatedCuda(kernels, seed=2)
+    synthetic = SyntheticCuda(gpu, Synthetic(2, 4 * PIECE, 3), slots=2)
+    smaller = Synthetic(3, 2 * PIECE, 4)
+    synthetic.lay_out(smaller)
+    pipeline = Pipeline(synthetic.streams, Schedule(3, 2))
+    pipeline.run(synthetic.work)
+    pipeline.synchronise()
+    synthetic.check()
+    pipeline.run(lambda unit, slot: synthetic.work((unit + 1) % 3, slot))
+    pipeline.synchronise()
+    with pytest.raises(DataLoss):
+        synthetic.check()
+    synthetic.close()
+    gpu.close()
+
+
 def test_the_kernel_computes_every_unit_of_a_pipeline(kernels: Path) -> None:
     gpu = EmulatedCuda(kernels, seed=1)
     synthetic = SyntheticCuda(gpu, Synthetic(3, 4 * PIECE * 3 + 48, 5), slots=2)
     pipeline = Pipeline(synthetic.streams, Schedule(3, 2))
-    for run in (pipeline.run, pipeline.run_serial):
+    for run, iterations in ((pipeline.run, 5), (pipeline.run_serial, 60)):
+        synthetic.iterate(iterations)
         synthetic.poison()
         with pytest.raises(DataLoss, match="unit 0"):
             synthetic.check()
@@ -91,10 +109,6 @@ def test_the_kernel_computes_every_unit_of_a_pipeline(kernels: Path) -> None:
         pipeline.synchronise()
         synthetic.check()
     assert gpu.launches == 6
-    synthetic.iterate(60)
-    pipeline.run(synthetic.work)
-    pipeline.synchronise()
-    synthetic.check()
     synthetic.iterate(61)
     with pytest.raises(DataLoss, match="unit 0"):
         synthetic.check()

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,8 @@ from vram_conductor.protocol.errors import (
 from vram_conductor.protocol.values import DeviceKind
 
 CHILD_S = 300.0
+_LISTEN_S = 5.0
+_NEWS = "news: "
 RANDOM_CUDA = ("0.36B", "0.5B", "1.2B")
 RANDOM_CPU = ("tiny-1", "tiny-2", "tiny-3")
 
@@ -156,9 +160,17 @@ def worker_command(*arguments: str) -> list[str]:
 
 
 def ask_worker(
-    *arguments: str, timeout_s: float = CHILD_S, env: Mapping[str, str] | None = None
+    *arguments: str,
+    timeout_s: float = CHILD_S,
+    env: Mapping[str, str] | None = None,
+    news: Callable[[str], None] | None = None,
 ) -> Any:
-    """Run ``vram_conductor.worker.bench``; its JSON value. ``env`` is added to ours.
+    """Run ``vram_conductor.worker.bench``; its JSON value.
+
+    Args:
+        env: is added to ours.
+        news: is told, in another thread, what it does meanwhile: its lines that begin with
+            ``news:`` on stderr.
 
     Raises:
         ConductorError: what it failed with.
@@ -167,14 +179,16 @@ def ask_worker(
     """
     command = worker_command(*arguments)
     try:
-        result = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
-            stdin=subprocess.DEVNULL,
-            env={**os.environ, **(env or {})},
-        )
+        with _listening(news) as (stderr, said):
+            result = subprocess.run(
+                command,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                text=True,
+                timeout=timeout_s,
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, **(env or {})},
+            )
     except subprocess.TimeoutExpired:
         raise Internal(
             "bench_failed", f"bench {arguments[0]} gave no answer within {timeout_s:.0f} s"
@@ -182,14 +196,39 @@ def ask_worker(
     try:
         value = msgspec.json.decode(result.stdout)
     except msgspec.DecodeError:
-        raise _silent(arguments[0], result.returncode, result.stderr) from None
+        raise _silent(arguments[0], result.returncode, said) from None
     if isinstance(value, dict) and "error" in value:
         raise error_from_info(msgspec.convert(value["error"], ErrorInfo))
     return value
 
 
-def _silent(verb: str, code: int, said: str) -> FailedPrecondition | Internal:
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
+@contextlib.contextmanager
+def _listening(news: Callable[[str], None] | None) -> Iterator[tuple[int, list[str]]]:
+    """Where a child may write its stderr, and the lines that were no news: complete after the
+    block."""
+    reading, writing = os.pipe()
+    said: list[str] = []
+
+    def listen() -> None:
+        with os.fdopen(reading, errors="replace") as lines:
+            for line in lines:
+                if not line.startswith(_NEWS):
+                    said.append(line)
+                elif news is not None:
+                    news(line.removeprefix(_NEWS).strip())
+
+    thread = threading.Thread(target=listen, name="stderr of a bench", daemon=True)
+    thread.start()
+    try:
+        yield writing, said
+    finally:
+        os.close(writing)
+        # What the child started may still hold the other end.
+        thread.join(_LISTEN_S)
+
+
+def _silent(verb: str, code: int, said: Sequence[str]) -> FailedPrecondition | Internal:
+    lines = [line.strip() for line in said if line.strip()]
     last = lines[-1] if lines else f"exit code {code}, no output"
     if last.startswith(("ModuleNotFoundError", "ImportError")):
         return FailedPrecondition(

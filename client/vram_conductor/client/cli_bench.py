@@ -31,6 +31,7 @@ from vram_conductor.client.bench_setting import (
     random_models,
 )
 from vram_conductor.client.cli_run import check_worker_packages
+from vram_conductor.client.live_line import Waiting
 from vram_conductor.client.output import Output
 from vram_conductor.protocol.config import SleepMode
 from vram_conductor.protocol.errors import InvalidArgument
@@ -120,8 +121,8 @@ def _run(args: argparse.Namespace, output: Output) -> int:
     measure, _ = BENCHES[args.verb]
     report = BenchReport(args.verb, setting.device, setting=setting.plain())
     try:
-        with output.waiting(f"bench {args.verb}"):
-            measure(setting, report, _say(output))
+        with output.waiting(f"bench {args.verb}") as waiting:
+            measure(setting, report, _say(output, waiting))
     except BaseException as error:
         # Minutes of measuring are worth more than the error that ended them, or a Ctrl-C.
         report.failures.append(f"not finished: {type(error).__name__}: {error}")
@@ -142,9 +143,14 @@ def _show(report: BenchReport, args: argparse.Namespace, output: Output) -> None
         Path(args.json_file).write_bytes(data + b"\n")
 
 
-def _say(output: Output) -> Callable[[str], None]:
-    """Steps are news for a log; a terminal shows the living line."""
-    return (lambda text: None) if sys.stderr.isatty() else output.news
+def _say(output: Output, waiting: Waiting) -> Callable[[str], None]:
+    """Steps are news for a log; a terminal shows them in the living line."""
+    bench = waiting.now
+
+    def show(text: str) -> None:
+        waiting.now = f"{bench}: {text}"
+
+    return show if sys.stderr.isatty() else output.news
 
 
 def make_setting(args: argparse.Namespace) -> Setting:

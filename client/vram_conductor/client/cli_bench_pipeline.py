@@ -5,7 +5,13 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from vram_conductor.client.bench_pipeline import BYTES_CPU, BYTES_CUDA, N_LAYERS, REPEATS
+from vram_conductor.client.bench_pipeline import (
+    BYTES_CPU,
+    BYTES_CUDA,
+    GRID_REPEATS,
+    N_LAYERS,
+    REPEATS,
+)
 from vram_conductor.protocol.errors import InvalidArgument
 from vram_conductor.protocol.sizes import parse_bytes
 
@@ -35,7 +41,12 @@ def add_flags(verb: argparse.ArgumentParser) -> None:
         help="multiply-adds per value; 0 (default): so many that it takes as long as transfer",
     )
     layers.add_argument("--slots", type=int, metavar="N", help="2 (default) to 4")
-    layers.add_argument("--repeats", type=int, metavar="N", help=f"default: {REPEATS}")
+    layers.add_argument(
+        "--repeats",
+        type=int,
+        metavar="N",
+        help=f"rounds; times are their medians (default: {REPEATS}; of a grid {GRID_REPEATS})",
+    )
     layers.add_argument(
         "--grid",
         action="store_true",
@@ -76,6 +87,7 @@ def extra(args: argparse.Namespace, *, on_cuda: bool) -> dict[str, Any]:
             "resident_layers": 0 if args.resident is None else args.resident,
         }
     usual = BYTES_CUDA if on_cuda else BYTES_CPU
+    usual_repeats = GRID_REPEATS if args.grid else REPEATS
     return {
         "n_layers": N_LAYERS if args.n_layers is None else args.n_layers,
         "bytes_per_layer": usual
@@ -83,7 +95,7 @@ def extra(args: argparse.Namespace, *, on_cuda: bool) -> dict[str, Any]:
         else parse_bytes(args.bytes_per_layer),
         "compute_iters": args.compute_iters or 0,
         "slots": 2 if args.slots is None else args.slots,
-        "repeats": REPEATS if args.repeats is None else args.repeats,
+        "repeats": args.repeats if args.repeats is not None else usual_repeats,
         "grid": bool(args.grid),
     }
 

@@ -95,9 +95,15 @@ def _pipeline(args: argparse.Namespace) -> Any:
     from vram_conductor.worker.bench.pipeline_payload import Shape
 
     if args.grid:
-        return measure_grid(args.device, args.slots, args.repeats, args.seconds)
+        return measure_grid(args.device, args.slots, args.repeats, args.seconds, _news)
     shape = Shape(args.n_layers, args.bytes_per_layer, args.slots)
     return measure_setting(args.device, shape, args.compute_iters, args.repeats)
+
+
+def _news(text: str) -> None:
+    """For who waits for the value, see the client's ``ask_worker``."""
+    sys.stderr.write(f"news: {text}\n")
+    sys.stderr.flush()
 
 
 def _rates(args: argparse.Namespace) -> dict[str, Any]:

@@ -14,14 +14,20 @@ _LOOKS_MAX = 12
 
 
 def find_iterations(
-    compute_ms: Callable[[int], float], wanted_ms: float, most: int = ITERATIONS_MAX
+    compute_ms: Callable[[int], float],
+    wanted_ms: float,
+    most: int = ITERATIONS_MAX,
+    times: dict[int, float] | None = None,
 ) -> int:
     """The count from 1 to ``most`` whose time was nearest to what is wanted.
 
     Args:
         compute_ms: measures a count; about linear in it from some count on.
+        times: what it gave for counts before; what it gives now is added.
     """
-    times = {1: compute_ms(1)}
+    times = {} if times is None else times
+    if not times:
+        times[1] = compute_ms(1)
     while max(times.values()) < wanted_ms and max(times) < most:
         last = max(times)
         guess = int(last * min(_GROWTH, 1.05 * wanted_ms / max(times[last], 1e-9)))

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import BinaryIO, Protocol
 
 from vram_conductor.protocol.errors import InvalidArgument, ResourceExhausted
+from vram_conductor.worker.bench.phases import Phases
 from vram_conductor.worker.memory import host_memory
 from vram_conductor.worker.pipeline.measure import Payload
 from vram_conductor.worker.pipeline.synthetic import Synthetic
@@ -33,6 +34,9 @@ class AdjustablePayload(Payload, Protocol):
 
     def iterate(self, iterations: int) -> None:
         """So many per unit from now on."""
+
+    def lay_out(self, payload: Synthetic) -> None:
+        """Other units of the same bytes."""
 
     def close(self) -> None:
         """Give everything back."""
@@ -73,6 +77,11 @@ class Shape:
         """Of all slots."""
         return self.slots * self.bytes_per_layer
 
+    @property
+    def synthetic(self) -> Synthetic:
+        """The layers, with one iteration."""
+        return Synthetic(self.n_layers, self.bytes_per_layer, 1)
+
 
 def check_within(reason: str, flag: str, value: int, limits: tuple[int, int]) -> None:
     """Raises InvalidArgument ``reason`` unless the value is one of ``limits`` or between them."""
@@ -89,72 +98,117 @@ class Opened:
 
     Attributes:
         where: what travels from where to where, in words.
+        shapes: that there is room for; the payload has that of the largest.
+        refused: the others, and why.
         notes: what may spoil the figures.
     """
 
     payload: AdjustablePayload
     device_name: str
     where: str
+    shapes: list[Shape]
+    refused: list[tuple[Shape, ResourceExhausted]] = field(default_factory=list)
     notes: tuple[str, ...] = ()
 
 
 @contextmanager
-def opened(device: str, shape: Shape) -> Iterator[Opened]:
-    """The layers on a device.
+def opened(device: str, shapes: Sequence[Shape], phases: Phases) -> Iterator[Opened]:
+    """Layers on a device: memory is taken once, for the largest shape that fits.
 
     Args:
         device: ``cpu`` or ``cuda:N``.
+        shapes: at least one, all with the same number of slots. One of them has both the most
+            bytes in all and the largest layers.
+        phases: is told what it takes.
 
     Raises:
-        ResourceExhausted: ``host_memory_short``, ``disk_short``, ``device_memory_short``.
+        ResourceExhausted: ``host_memory_short``, ``disk_short``, ``device_memory_short``: there is
+            room for none.
         ConductorError: what the device lacks.
     """
-    with _on_cuda(device, shape) if device.startswith("cuda") else _on_host(shape) as found:
+    on_cuda = device.startswith("cuda")
+    with _on_cuda(device, shapes, phases) if on_cuda else _on_host(shapes, phases) as found:
         yield found
 
 
 @contextmanager
-def _on_cuda(device: str, shape: Shape) -> Iterator[Opened]:
+def _on_cuda(device: str, shapes: Sequence[Shape], phases: Phases) -> Iterator[Opened]:
     # What runs on the host does without CuPy.
-    from vram_conductor.worker.pipeline.cuda import Cuda
-    from vram_conductor.worker.pipeline.synthetic_cuda import SyntheticCuda
+    with phases.phase("device"):
+        from vram_conductor.worker.pipeline.cuda import Cuda
+        from vram_conductor.worker.pipeline.synthetic_cuda import SyntheticCuda
 
-    gpu = Cuda.of(device)
+        gpu = Cuda.of(device)
     free_bytes = gpu.free_bytes
-    if shape.window_bytes > free_bytes:
-        raise _short(
-            "device_memory_short",
-            f"{shape.slots} slots of {shape.bytes_per_layer} bytes",
-            shape.window_bytes,
-            f"on {gpu.name}",
-            free_bytes,
-        )
-    _check_host(f"{shape.n_layers} layers of {shape.bytes_per_layer} bytes", shape.payload_bytes)
-    payload = SyntheticCuda(gpu, _synthetic(shape), shape.slots)
+
+    def check(shape: Shape) -> None:
+        window_bytes = shape.window_bytes
+        if window_bytes > free_bytes:
+            what = f"{shape.slots} slots of {shape.bytes_per_layer} bytes"
+            where = f"on {gpu.name}"
+            raise _short("device_memory_short", what, window_bytes, where, free_bytes)
+        _check_host(_layers(shape), shape.payload_bytes)
+
+    fitting, refused = _fitting(shapes, check)
+    with phases.phase("layers"):
+        largest = _largest(fitting)
+        payload = SyntheticCuda(gpu, largest.synthetic, largest.slots)
+    where = "from pinned host memory to the GPU, beside its kernels"
     try:
-        yield Opened(payload, gpu.name, "from pinned host memory to the GPU, beside its kernels")
+        yield Opened(payload, gpu.name, where, fitting, refused)
     finally:
         payload.close()
         gpu.close()
 
 
 @contextmanager
-def _on_host(shape: Shape) -> Iterator[Opened]:
-    _check_host(f"{shape.slots} slots of {shape.bytes_per_layer} bytes", shape.window_bytes)
+def _on_host(shapes: Sequence[Shape], phases: Phases) -> Iterator[Opened]:
     notes = busy_notes(os.getloadavg()[0], len(os.sched_getaffinity(0)))
+    folder = tempfile.gettempdir()
+
+    def check(shape: Shape) -> None:
+        _check_host(f"{shape.slots} slots of {shape.bytes_per_layer} bytes", shape.window_bytes)
+        if shape.payload_bytes > shutil.disk_usage(folder).free:
+            raise _disk_short(shape, folder)
+
+    fitting, refused = _fitting(shapes, check)
+    largest = _largest(fitting)
     with tempfile.TemporaryFile() as file:
-        _take_room(file, shape)
-        payload = SyntheticHost(file, _synthetic(shape), shape.slots)
+        with phases.phase("layers"):
+            _take_room(file, largest, folder)
+            payload = SyntheticHost(file, largest.synthetic, largest.slots)
+        where = (
+            "no GPU: from a memory-mapped file into buffers in memory, copied by one thread while "
+            "another one computes; the schedule is that of a GPU"
+        )
         try:
-            yield Opened(
-                payload,
-                "",
-                "no GPU: from a memory-mapped file into buffers in memory, copied by one thread "
-                "while another one computes; the schedule is that of a GPU",
-                notes,
-            )
+            yield Opened(payload, "", where, fitting, refused, notes)
         finally:
             payload.close()
+
+
+def _fitting(
+    shapes: Sequence[Shape], check: Callable[[Shape], None]
+) -> tuple[list[Shape], list[tuple[Shape, ResourceExhausted]]]:
+    """Those that ``check`` has nothing against, and the others.
+
+    Raises:
+        ResourceExhausted: what it has against the first, if there are only others.
+    """
+    fitting, refused = [], []
+    for shape in shapes:
+        try:
+            check(shape)
+            fitting.append(shape)
+        except ResourceExhausted as error:
+            refused.append((shape, error))
+    if not fitting:
+        raise refused[0][1]
+    return fitting, refused
+
+
+def _largest(shapes: Sequence[Shape]) -> Shape:
+    return max(shapes, key=lambda shape: (shape.payload_bytes, shape.bytes_per_layer))
 
 
 def busy_notes(load: float, cores: int) -> tuple[str, ...]:
@@ -171,28 +225,32 @@ def busy_notes(load: float, cores: int) -> tuple[str, ...]:
     )
 
 
-def _synthetic(shape: Shape) -> Synthetic:
-    return Synthetic(shape.n_layers, shape.bytes_per_layer, 1)
-
-
 def _check_host(what: str, need_bytes: int) -> None:
     available_bytes = host_memory().available_bytes
     if need_bytes > available_bytes:
         raise _short("host_memory_short", what, need_bytes, "in memory", available_bytes)
 
 
-def _take_room(file: BinaryIO, shape: Shape) -> None:
+def _take_room(file: BinaryIO, shape: Shape, folder: str) -> None:
     """Written through a mapping, a full disk would end the process."""
-    folder, need_bytes = tempfile.gettempdir(), shape.payload_bytes
-    free_bytes = shutil.disk_usage(folder).free
     try:
-        if need_bytes <= free_bytes:
-            os.posix_fallocate(file.fileno(), 0, need_bytes)
-            return
+        os.posix_fallocate(file.fileno(), 0, shape.payload_bytes)
     except OSError:
-        pass
-    what = f"{shape.n_layers} layers of {shape.bytes_per_layer} bytes"
-    raise _short("disk_short", what, need_bytes, f"in {folder} (TMPDIR names another)", free_bytes)
+        raise _disk_short(shape, folder) from None
+
+
+def _disk_short(shape: Shape, folder: str) -> ResourceExhausted:
+    return _short(
+        "disk_short",
+        _layers(shape),
+        shape.payload_bytes,
+        f"in {folder} (TMPDIR names another)",
+        shutil.disk_usage(folder).free,
+    )
+
+
+def _layers(shape: Shape) -> str:
+    return f"{shape.n_layers} layers of {shape.bytes_per_layer} bytes"
 
 
 def _short(

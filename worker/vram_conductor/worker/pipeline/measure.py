@@ -1,8 +1,9 @@
 """What overlapping is worth: serial and overlapped passes on the same memory, each stream alone.
 
 All times are taken by the streams themselves (CUDA events, or the clock of the thread that does
-it), medians over repeats. What is compared is measured in turn, so that a clock that changes
-changes all of it.
+it), medians over repeats. What is compared is measured in turn, back and forth, so that a clock
+that changes changes all of it; and in the same way: whole passes back to back, with whatever a
+stream takes between two units.
 """
 
 from __future__ import annotations
@@ -11,13 +12,15 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from vram_conductor.worker.pipeline.runner import Pipeline
 from vram_conductor.worker.pipeline.schedule import Schedule, bound, makespan_ms, single_pass_ms
 from vram_conductor.worker.pipeline.streams import Span, Stream, Streams
 
-UNITS_MIN = 64
+T = TypeVar("T")
+
+UNITS_MIN = 32
 """One figure is the mean of passes back to back that have so many units in all."""
 
 
@@ -43,11 +46,11 @@ class Measurement:
     """Of one setting; ms per pass.
 
     Attributes:
-        transfer_ms, compute_ms: each stream alone (T and C): the sum over units.
+        transfer_ms, compute_ms: each stream alone (T and C), passes back to back.
         serial_ms: transfer, synchronise, compute, synchronise.
         overlapped_ms: a pass among others, back to back.
         single_ms: a pass alone, from empty slots to the last computation.
-        unit_transfer_ms, unit_compute_ms: T and C per unit; medians over all passes.
+        unit_transfer_ms, unit_compute_ms: per unit, each stream alone; medians over all passes.
         repeats: the first five, of every repeat, by their names without ``_ms``.
         serial, single: when everything was where, in the pass of median length.
     """
@@ -118,16 +121,23 @@ class Rounds:
 
     def alone(self, stream: Stream) -> list[Span]:
         """Passes of one stream, with nothing on the other. What is computed on is stale."""
+        return self._alone(stream, self._n_units, self._passes)
+
+    def alone_ms(self, stream: Stream, n_units: int | None = None) -> float:
+        """A pass of one stream alone, or the first ``n_units`` of it."""
+        return makespan_ms(self._alone(stream, n_units or self._n_units, 1))
+
+    def alone_pass_ms(self, spans: Sequence[Span]) -> float:
+        """Mean time of the passes of one stream alone."""
+        return makespan_ms(spans) / self._passes
+
+    def _alone(self, stream: Stream, n_units: int, passes: int) -> list[Span]:
         self._empty()
-        for at_pass in range(1 + self._passes):
-            for unit in range(self._n_units):
+        for at_pass in range(passes):
+            for unit in range(n_units):
                 self._put(stream, unit, at_pass)
         self._pipeline.synchronise()
         return self._streams.spans()
-
-    def alone_ms(self, stream: Stream) -> float:
-        """A pass of one stream alone."""
-        return sum(_per_unit([self.alone(stream)], self._n_units))
 
     def _put(self, stream: Stream, unit: int, at_pass: int) -> None:
         slot = unit % self._streams.n_slots
@@ -143,10 +153,8 @@ class Rounds:
 
 
 def measure(payload: Payload, n_units: int, repeats: int) -> Measurement:
-    """Measure one setting, after warming everything up.
-
-    The results of the first passes of each kind are checked, and those of the last overlapped
-    ones.
+    """Measure one setting, after warming everything up. The results of all passes that transfer and
+    compute are checked.
 
     Args:
         n_units: of a pass.
@@ -156,23 +164,25 @@ def measure(payload: Payload, n_units: int, repeats: int) -> Measurement:
         Exception: what the payload raised.
     """
     rounds = Rounds(payload, n_units)
-    for run in (rounds.serial, rounds.single, rounds.overlapped_ms):
-        _checked(payload, run)
+    _checked(payload, rounds.single)
     serial: list[list[Span]] = []
     single: list[list[Span]] = []
     overlapped_ms: list[float] = []
     transfers: list[list[Span]] = []
     computations: list[list[Span]] = []
-    for _ in range(repeats):
-        serial.append(rounds.serial())
-        overlapped_ms.append(rounds.overlapped_ms())
-        single.append(rounds.single())
-        transfers.append(rounds.alone("transfer"))
-        computations.append(rounds.alone("compute"))
-    _checked(payload, rounds.overlapped_ms)
+    kinds: list[Callable[[], None]] = [
+        lambda: serial.append(_checked(payload, rounds.serial)),
+        lambda: transfers.append(rounds.alone("transfer")),
+        lambda: overlapped_ms.append(_checked(payload, rounds.overlapped_ms)),
+        lambda: computations.append(rounds.alone("compute")),
+        lambda: single.append(_checked(payload, rounds.single)),
+    ]
+    for repeat in range(repeats):
+        for run in kinds if repeat % 2 == 0 else reversed(kinds):
+            run()
     found = {
-        "transfer": [sum(_per_unit([spans], n_units)) for spans in transfers],
-        "compute": [sum(_per_unit([spans], n_units)) for spans in computations],
+        "transfer": [rounds.alone_pass_ms(spans) for spans in transfers],
+        "compute": [rounds.alone_pass_ms(spans) for spans in computations],
         "serial": [makespan_ms(spans) for spans in serial],
         "overlapped": overlapped_ms,
         "single": [makespan_ms(spans) for spans in single],
@@ -181,8 +191,8 @@ def measure(payload: Payload, n_units: int, repeats: int) -> Measurement:
         _per_unit(spans, n_units) for spans in (transfers, computations)
     )
     return Measurement(
-        transfer_ms=sum(unit_transfer_ms),
-        compute_ms=sum(unit_compute_ms),
+        transfer_ms=statistics.median(found["transfer"]),
+        compute_ms=statistics.median(found["compute"]),
         serial_ms=statistics.median(found["serial"]),
         overlapped_ms=statistics.median(overlapped_ms),
         single_ms=statistics.median(found["single"]),
@@ -194,10 +204,11 @@ def measure(payload: Payload, n_units: int, repeats: int) -> Measurement:
     )
 
 
-def _checked(payload: Payload, run: Callable[[], object]) -> None:
+def _checked(payload: Payload, run: Callable[[], T]) -> T:
     payload.poison()
-    run()
+    found = run()
     payload.check()
+    return found
 
 
 def _pass_ms(spans: Sequence[Span], lead: int) -> float:

@@ -24,19 +24,27 @@ class SyntheticHost:
     """
 
     def __init__(self, file: BinaryIO, payload: Synthetic, slots: int) -> None:
-        self._payload = payload
         shape = (payload.n_units, payload.unit_bytes)
         written = np.memmap(file, np.uint8, "r+", shape=shape)
         for unit in range(payload.n_units):
             payload.fill(unit, written[unit])
         # Else it would be written back while something is measured.
         written.flush()
+        written_bytes = written.size
         del written
-        self._units: NDArray[np.uint8] = np.memmap(file, np.uint8, "r", shape=shape)
+        self._data: NDArray[np.uint8] = np.memmap(file, np.uint8, "r", shape=written_bytes)
+        self.streams = HostStreams(self._copy, slots, payload.unit_bytes)
+        self.lay_out(payload)
+
+    def lay_out(self, payload: Synthetic) -> None:
+        """Divide the same bytes, or some of them, into other units, no larger than those at first.
+        The streams are idle."""
+        self._payload = payload
+        shape = (payload.n_units, payload.unit_bytes)
+        self._units = self._data[: payload.n_units * payload.unit_bytes].reshape(shape)
         self._before = [payload.before(data) for data in self._units]
         self._results = np.empty((payload.n_units, PARTS, 2), np.float32)
         self.poison()
-        self.streams = HostStreams(self._copy, slots, payload.unit_bytes)
 
     def iterate(self, iterations: int) -> None:
         """From now on, so many iterations; the streams are idle."""
@@ -62,7 +70,7 @@ class SyntheticHost:
     def close(self) -> None:
         """Give everything back but the file."""
         self.streams.close()
-        self._units = np.empty((0, 0), np.uint8)
+        self._units = self._data = np.empty((0, 0), np.uint8)
 
     def _copy(self, unit: int, slot: NDArray[np.uint8]) -> None:
-        np.copyto(slot, self._units[unit])
+        np.copyto(slot[: self._payload.unit_bytes], self._units[unit])
