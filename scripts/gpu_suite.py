@@ -2,8 +2,12 @@
 """Everything that needs a GPU, in one go: the ``gpu`` tests and the benches, with a summary.
 
     make gpu-suite                                   # in a set-up clone on a CUDA host
+    make gpu-suite MODEL=file.gguf                   # and with a real model's layers
+    make gpu-suite SUITE="--only pipeline --only layers --minutes 5"
     WHEELS=folder python3 scripts/gpu_suite.py       # on a bare host: wheels are installed aside
 
+The real model is the file that MODEL names, or the largest one in .models; without one that step is
+left out.
 Writes summary.md, results.json, log.txt and a picture per bench into $OUT (or build/gpu-suite).
 A step that fails or takes too long is reported, and the next one runs. Needs Python 3.11 and
 nothing else to start with; no git, no network.
@@ -15,7 +19,6 @@ import argparse
 import contextlib
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -23,36 +26,55 @@ import sys
 import tempfile
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
+from gpu_summary import Outcome, summary
+
 ROOT = Path(__file__).resolve().parents[1]
 PARTS = ("protocol", "client", "broker", "worker")
-BENCHES = {"parallel": 40, "switch": 130, "estimate": 30, "leak": 100}
-STEPS = {"tests": 360, **BENCHES}
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A step that is one of ``conductor bench``.
+
+    Attributes:
+        share: of the time.
+        verb: which bench; empty: the step's name.
+        arguments: beside the usual ones.
+        small: the same where there is no GPU; None: no other ones.
+    """
+
+    share: float
+    verb: str = ""
+    arguments: tuple[str, ...] = ()
+    small: tuple[str, ...] | None = None
+
+
+REAL = "real"
+"""The step with a model that somebody gives."""
+
+BENCHES = {
+    "parallel": Bench(40),
+    "switch": Bench(130),
+    "estimate": Bench(30),
+    "leak": Bench(100),
+    "pipeline": Bench(70, arguments=("--grid",)),
+    "layers": Bench(
+        210,
+        "pipeline",
+        ("--random", "8B", "--batch", "512"),
+        small=("--random", "tiny-1", "--batch", "2"),
+    ),
+    REAL: Bench(60, "pipeline"),
+}
+STEPS = {"tests": 360.0, **{name: bench.share for name, bench in BENCHES.items()}}
 """Shares of the time, in order."""
 
-MINUTES = 12.0
-TAIL_LINES = 40
+MINUTES = 18.0
 GRACE_S = 25.0
-
-
-@dataclass
-class Outcome:
-    """How a step ended."""
-
-    name: str
-    seconds: float
-    code: int
-    timed_out: bool = False
-    lines: list[str] = field(default_factory=list)
-
-    @property
-    def verdict(self) -> str:
-        if self.timed_out:
-            return "took too long"
-        return "ok" if self.code == 0 else f"failed (exit code {self.code})"
 
 
 class Suite:
@@ -63,10 +85,20 @@ class Suite:
         device: ``cuda:N``; ``cpu`` tries the script itself.
         minutes: for everything.
         pictures: draw them; needs matplotlib.
+        model: GGUF file of the step with a real one.
     """
 
-    def __init__(self, out: Path, device: str, minutes: float, *, pictures: bool = True) -> None:
+    def __init__(
+        self,
+        out: Path,
+        device: str,
+        minutes: float,
+        *,
+        pictures: bool = True,
+        model: Path | None = None,
+    ) -> None:
         out.mkdir(parents=True, exist_ok=True)
+        self.model = model
         self.out, self.device, self.pictures = out, device, pictures
         self.grace_s = GRACE_S
         self.until = time.monotonic() + 60 * minutes
@@ -184,7 +216,12 @@ class Suite:
     def bench(self, name: str, limit_s: float) -> None:
         """One bench; it is told to be done a little earlier than it is made to."""
         file = self.scratch / f"{name}.json"
-        command = [*self._conductor(), "bench", name, "--device", self.device]
+        bench = BENCHES[name]
+        command = [*self._conductor(), "bench", bench.verb or name, "--device", self.device]
+        on_cpu = self.device == "cpu" and bench.small is not None
+        command += (bench.small or ()) if on_cpu else bench.arguments
+        if name == REAL:
+            command += ["--model", str(self.model)]
         command += ["--json", str(file)]
         if self.pictures:
             command += ["--plot", str(self.out / f"{name}.png")]
@@ -198,31 +235,12 @@ class Suite:
     def finish(self) -> int:
         """Write everything; the exit code."""
         (self.out / "results.json").write_text(json.dumps(self.reports, indent=1) + "\n")
-        summary = self.summary()
-        (self.out / "summary.md").write_text(summary)
+        told = summary(self.outcomes, self.reports)
+        (self.out / "summary.md").write_text(told)
         self.log.close()
         shutil.rmtree(self.scratch, ignore_errors=True)
-        print(summary)
+        print(told)
         return 0 if all(outcome.verdict == "ok" for outcome in self.outcomes) else 1
-
-    def summary(self) -> str:
-        """Steps, then every figure beside what is wanted of it."""
-        lines = ["# GPU suite", "", "| step | how it ended | s | |", "| --- | --- | --- | --- |"]
-        for outcome in self.outcomes:
-            last = _result_line(outcome)
-            lines.append(f"| {outcome.name} | {outcome.verdict} | {outcome.seconds:.0f} | {last} |")
-        for name, report in self.reports.items():
-            head = f"{report['device']} {report['device_name']}".strip()
-            lines += ["", f"## {name} on {head}", ""]
-            lines += ["| what | measured | wanted | | |", "| --- | --- | --- | --- | --- |"]
-            lines += [_row(figure) for figure in report["figures"]]
-            lines += ["", *(f"- {note}" for note in report["notes"])]
-            lines += [f"- **failed**: {failure}" for failure in report["failures"]]
-        for outcome in self.outcomes:
-            if outcome.verdict != "ok":
-                tail = outcome.lines[-TAIL_LINES:]
-                lines += ["", f"## end of the log of {outcome.name}", "", "```", *tail, "```"]
-        return "\n".join(lines) + "\n"
 
 
 class _Reader:
@@ -245,22 +263,12 @@ class _Reader:
         return list(self._lines)
 
 
-def _result_line(outcome: Outcome) -> str:
-    """What pytest says last; nothing for the others."""
-    if outcome.name != "tests":
-        return ""
-    found = [line for line in outcome.lines if re.search(r"\d+ (passed|failed|skipped)", line)]
-    return found[-1].strip("= ") if found else ""
-
-
-def _row(figure: dict[str, Any]) -> str:
-    def shown(value: float | None) -> str:
-        return "-" if value is None else f"{value:,.4g} {figure['unit']}".strip()
-
-    wanted = "" if figure["wanted"] is None else f"{figure['relation']} {shown(figure['wanted'])}"
-    verdict = {True: "reached", False: "**missed**", None: ""}[figure["reached"]]
-    cells = [figure["what"], shown(figure["value"]), wanted, verdict, figure["note"]]
-    return "| " + " | ".join(cells) + " |"
+def real_model() -> Path | None:
+    """See this module's first lines."""
+    if named := os.environ.get("MODEL"):
+        return Path(named).resolve()
+    found = (ROOT / ".models").glob("*.gguf")
+    return max(found, key=lambda path: path.stat().st_size, default=None)
 
 
 def main() -> int:
@@ -271,10 +279,17 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="default: $OUT, else build/gpu-suite")
     parser.add_argument("--no-pictures", action="store_true", help="where there is no matplotlib")
     args = parser.parse_args()
+    model = real_model()
+    if model is None and REAL in (args.only or []):
+        parser.error(f"--only {REAL}: name a model: MODEL=file.gguf, or put one into .models")
+    if model is not None and not model.is_file():
+        parser.error(f"MODEL: {model} is no file")
+    names = [name for name in STEPS if name != REAL or model is not None]
     out = args.out or Path(os.environ.get("OUT") or ROOT / "build" / "gpu-suite")
-    suite = Suite(out, args.device, args.minutes, pictures=not args.no_pictures)
+    pictures = not args.no_pictures
+    suite = Suite(out, args.device, args.minutes, pictures=pictures, model=model)
     suite.install()
-    suite.run([name for name in STEPS if args.only is None or name in args.only])
+    suite.run([name for name in names if args.only is None or name in args.only])
     return suite.finish()
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import json
 import os
 import shutil
@@ -21,15 +21,12 @@ FILES_MAX = 8
 
 
 @pytest.fixture(scope="module")
-def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("gpu_suite", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    # Its dataclasses look their module up by name.
-    sys.modules["gpu_suite"] = module
-    spec.loader.exec_module(module)
-    return module
+def script() -> Iterator[ModuleType]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(SCRIPT.parent))
+        yield importlib.import_module("gpu_suite")
+        for name in ("gpu_suite", "gpu_summary"):
+            sys.modules.pop(name, None)
 
 
 @pytest.fixture
@@ -86,9 +83,10 @@ def test_a_figure_is_a_row_with_its_verdict(script: ModuleType) -> None:
         "reached": False,
         "note": "why",
     }
-    assert script._row(figure) == "| a switch | 12.35 ms | <= 10 ms | **missed** | why |"
+    figure_row = sys.modules["gpu_summary"].figure_row
+    assert figure_row(figure) == "| a switch | 12.35 ms | <= 10 ms | **missed** | why |"
     missing = figure | {"value": None, "reached": None, "wanted": None}
-    assert script._row(missing) == "| a switch | - |  |  | why |"
+    assert figure_row(missing) == "| a switch | - |  |  | why |"
 
 
 def test_time_that_is_not_used_is_for_the_others(
@@ -103,19 +101,69 @@ def test_time_that_is_not_used_is_for_the_others(
     assert sum(script.STEPS.values()) < 60 * script.MINUTES
 
 
-@pytest.mark.real
-def test_a_bench_runs_from_a_bare_tree(tmp_path: Path) -> None:
+def commands(suite: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What a step would run."""
+    asked: list[list[str]] = []
+    monkeypatch.setattr(suite, "step", lambda name, command, limit_s: asked.append(command))
+    suite.bench(name, 100.0)
+    (command,) = asked
+    return command[command.index("bench") + 1 :]
+
+
+def test_three_steps_are_the_same_bench(suite: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    suite.model = Path("model.gguf")
+    suite.device = "cuda:0"
+    usual = ["pipeline", "--device", "cuda:0"]
+    for name, own in {
+        "pipeline": ["--grid"],
+        "layers": ["--random", "8B", "--batch", "512"],
+        "real": ["--model", "model.gguf"],
+    }.items():
+        command = commands(suite, name, monkeypatch)
+        written = ["--json", str(suite.scratch / f"{name}.json")]
+        drawn = ["--plot", str(suite.out / f"{name}.png")]
+        assert command == [*usual, *own, *written, *drawn, "--seconds", "85"]
+    assert commands(suite, "leak", monkeypatch)[:4] == ["leak", "--device", "cuda:0", "--json"]
+    suite.device = "cpu"
+    assert "8B" not in commands(suite, "layers", monkeypatch)
+
+
+def test_a_real_model_is_named_or_lies_there(
+    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MODEL", raising=False)
+    monkeypatch.setattr(script, "ROOT", tmp_path)
+    assert script.real_model() is None
+    (tmp_path / ".models").mkdir()
+    for name, size in {"a": 5, "b": 9, "c": 7}.items():
+        (tmp_path / ".models" / f"{name}.gguf").write_bytes(bytes(size))
+    assert script.real_model() == tmp_path / ".models" / "b.gguf"
+    monkeypatch.setenv("MODEL", str(tmp_path / "other.gguf"))
+    assert script.real_model() == tmp_path / "other.gguf"
+
+
+def run_script(*flags: str, **env: str) -> subprocess.CompletedProcess[str]:
+    usual = {key: value for key, value in os.environ.items() if key not in ("WHEELS", "OUT")}
+    command = [sys.executable, str(SCRIPT), "--device", "cpu", *flags]
+    return subprocess.run(command, env=usual | env, capture_output=True, text=True)
+
+
+def test_a_model_that_is_not_there_is_told_before_anything_is_run(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    command = [sys.executable, str(SCRIPT), "--device", "cpu", "--only", "parallel"]
-    env = {key: value for key, value in os.environ.items() if key not in ("WHEELS", "OUT")}
-    done = subprocess.run(
-        [*command, "--out", str(out), "--no-pictures"],
-        cwd=tmp_path,
-        env=env,
-        capture_output=True,
-        text=True,
-    )
+    done = run_script("--out", str(out), MODEL=str(tmp_path / "none.gguf"))
+    assert done.returncode == 2
+    assert "none.gguf is no file" in done.stderr
+    assert not out.exists()
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("name", ["parallel", "pipeline", "layers"])
+def test_a_bench_runs_from_a_bare_tree(name: str, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    done = run_script("--only", name, "--out", str(out), "--no-pictures", "--minutes", "1")
     results = json.loads((out / "results.json").read_text())
-    assert results["parallel"]["figures"], done.stdout
+    assert results[name]["figures"], done.stdout
     assert len(list(out.iterdir())) <= FILES_MAX
-    assert "## parallel on cpu" in (out / "summary.md").read_text()
+    summary = (out / "summary.md").read_text()
+    assert f"## {name} on cpu" in summary
+    assert results[name]["headline"] in summary
