@@ -58,7 +58,7 @@ def test_the_tile_on_a_device_of_132_multiprocessors(rows: int, tokens: int, til
 
 def test_the_kernels_have_these_tiles() -> None:
     source = (files("vram_conductor.worker.pipeline.kernels") / "matmul.cu").read_text("utf-8")
-    found = re.findall(r"MATMUL\(NAME, TYPE, (\d+), (\d+)\)", source)
+    found = re.findall(r"MATMUL\(NAME, TYPE, (\d+), (\d+), ", source)
     assert {int(tokens): int(rows) for tokens, rows in found} == TILE_ROWS
     assert re.search(r"const int WARPS = 8;", source)
 

@@ -59,36 +59,43 @@ __device__ inline void wait_for_copies() {
 #endif
 }
 
-// Weights go from their packed form straight into the registers that the tensor cores read, each
-// unpacked by one warp only; activations go through shared memory. Both are loaded one step ahead.
-// A warp has 16 rows and all tokens of the tile. Where the tile has fewer rows than 8 warps do,
-// they share the columns, and their sums are added at the end.
-template <class Type, int TOKENS, int ROWS>
+// Two products of tiles: octets of 8 columns, of 16 rows (a lane has two) and of 8 tokens.
+__device__ inline void add_products(const Pair (&upper)[4], const Pair (&lower)[4], const uint4& x,
+                                    float (&sums)[4]) {
+    const unsigned first[4] = {upper[0], lower[0], upper[1], lower[1]}, x_first[2] = {x.x, x.y};
+    const unsigned second[4] = {upper[2], lower[2], upper[3], lower[3]}, x_second[2] = {x.z, x.w};
+    mma_16816(sums, first, x_first, sums);
+    mma_16816(sums, second, x_second, sums);
+}
+
+// Weights go from their packed form straight into the registers that the tensor cores read;
+// activations go through shared memory. Both are loaded one step ahead. A warp computes WARP_ROWS x
+// WARP_TOKENS of the tile. Warps that are left over share the columns, and their sums are added at
+// the end.
+template <class Type, int TOKENS, int ROWS, int WARP_TOKENS, int WARP_ROWS>
 struct Tile {
     typedef Part<Type> Weights;
-    static const int ROW_WARPS = ROWS / 16;
-    static const int SHARES = WARPS / ROW_WARPS;           // of the columns
-    static const int STAGE = SHARES * TOKENS * STEP / 8;  // octets of activations
+    static const int ROW_WARPS = ROWS / WARP_ROWS, TOKEN_WARPS = TOKENS / WARP_TOKENS;
+    static const int SHARES = WARPS / (ROW_WARPS * TOKEN_WARPS);  // of the columns
+    static const int STAGE = SHARES * TOKENS * STEP / 8;          // octets of activations
 
-    // Where the i-th octet of lane `part` is kept among its token's 16 of a step: the 8 lanes that
-    // read at the same time, the four parts of two tokens, then meet 8 different groups of banks.
-    static __device__ int place(int token, int part, int i) {
-        return (4 * i + part) ^ token % 2 * 4;
-    }
+    // Where an octet is kept among its token's 16 of a step, and which is kept there. Lanes that
+    // read at the same time (the four parts' i-th octets, of two tokens) meet 8 different groups of
+    // banks, and so do those that copy 8 successive octets.
+    static __device__ int place(int token, int octet) { return octet ^ octet / 8 ^ token % 2 * 6; }
 
-    // The activations of SHARES steps, of the `round`-th such; zeros beyond the columns. A thread
+    // The activations of SHARES steps, the `round`-th such; zeros where there are none. A thread
     // copies the same octet of every 16th token (they are even in number).
     static __device__ void fetch(const Problem& problem, int first_token, int round, uint4* stage) {
-        const unsigned begin = threadIdx.x / 16, kept = threadIdx.x % 16;
-        const unsigned read = kept ^ begin % 2 * 4;  // place's inverse
-        const int column = SHARES * round * STEP + 8 * Weights::octet(read % 4, read / 4);
+        const int begin = threadIdx.x / 16, kept = threadIdx.x % 16;
+        const int column = SHARES * round * STEP + 8 * place(begin, kept);
 #pragma unroll
-        for (unsigned k = 0; k < SHARES * TOKENS / 16; ++k) {
-            const unsigned at = begin + 16 * k, share = at / TOKENS, token = at % TOKENS;
-            const int from = column + share * STEP;
-            const bool wanted = from < problem.columns;
-            const half* const row = problem.token(first_token + token);
-            copy_ahead(stage + 16 * at + kept, row + (wanted ? from : 0), wanted);
+        for (int k = 0; k < SHARES * TOKENS / 16; ++k) {
+            const unsigned at = begin + 16 * k, share = at / TOKENS;
+            const int token = first_token + at % TOKENS, from = column + share * STEP;
+            const bool wanted = token < problem.tokens && from < problem.columns;
+            const long long source = wanted ? (long long)token * problem.columns + from : 0;
+            copy_ahead(stage + 16 * at + kept, problem.x + source, wanted);
         }
     }
 
@@ -96,40 +103,49 @@ struct Tile {
         extern __shared__ uint4 shared[];  // two stages
         const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
         const int group = lane / 4, part = lane % 4;
-        const int row = warp % ROW_WARPS * 16 + group, share = warp / ROW_WARPS;
-        const u8* const upper = problem.row<Type>(first_row + row);
-        const u8* const lower = problem.row<Type>(first_row + row + 8);
+        const int row = warp % ROW_WARPS * WARP_ROWS + group;
+        const int token = warp / ROW_WARPS % TOKEN_WARPS * WARP_TOKENS;
+        const int share = warp / (ROW_WARPS * TOKEN_WARPS);
 
-        float sums[TOKENS / 8][4] = {};
-        Weights next[2];
-        next[0].load(upper, problem.columns, share, part);
-        next[1].load(lower, problem.columns, share, part);
-        fetch(problem, first_token, 0, shared);
         const int rounds = (problem.columns + SHARES * STEP - 1) / (SHARES * STEP);
+        // Blocks that read the same activations begin at different ones: the L2 cache serves one
+        // line to one reader after another.
+        int at = first_row / ROWS % rounds;
+
+        float sums[WARP_ROWS / 16][WARP_TOKENS / 8][4] = {};
+        const u8* rows[WARP_ROWS / 8];
+        Weights next[WARP_ROWS / 8], now[WARP_ROWS / 8];
+#pragma unroll
+        for (int m = 0; m < WARP_ROWS / 8; ++m) {
+            rows[m] = problem.row<Type>(first_row + row + 8 * m);
+            next[m].load(rows[m], problem.columns, SHARES * at + share, part);
+        }
+        fetch(problem, first_token, at, shared);
         for (int round = 0; round < rounds; ++round) {
             wait_for_copies();
             __syncthreads();  // the copies of all are there, and all are done with the other stage
-            const Weights now[2] = {next[0], next[1]};
+#pragma unroll
+            for (int m = 0; m < WARP_ROWS / 8; ++m) now[m] = next[m];
             if (round + 1 < rounds) {
-                const int step = SHARES * (round + 1) + share;
-                fetch(problem, first_token, round + 1, shared + (round + 1) % 2 * STAGE);
-                next[0].load(upper, problem.columns, step, part);
-                next[1].load(lower, problem.columns, step, part);
+                at = at + 1 < rounds ? at + 1 : 0;
+                fetch(problem, first_token, at, shared + (round + 1) % 2 * STAGE);
+#pragma unroll
+                for (int m = 0; m < WARP_ROWS / 8; ++m)
+                    next[m].load(rows[m], problem.columns, SHARES * at + share, part);
             }
-            const uint4* const stage = shared + round % 2 * STAGE + share * TOKENS * 16;
+            const uint4* const stage = shared + round % 2 * STAGE + (share * TOKENS + token) * 16;
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                Pair above[4], below[4];
-                now[0].values(part, i, above);
-                now[1].values(part, i, below);
-                const unsigned first[4] = {above[0], below[0], above[1], below[1]};
-                const unsigned second[4] = {above[2], below[2], above[3], below[3]};
+                Pair w[WARP_ROWS / 8][4];
 #pragma unroll
-                for (int n = 0; n < TOKENS / 8; ++n) {
-                    const uint4 x = stage[(8 * n + group) * 16 + place(group, part, i)];
-                    const unsigned x_first[2] = {x.x, x.y}, x_second[2] = {x.z, x.w};
-                    mma_16816(sums[n], first, x_first, sums[n]);
-                    mma_16816(sums[n], second, x_second, sums[n]);
+                for (int m = 0; m < WARP_ROWS / 8; ++m) now[m].values(part, i, w[m]);
+                const int octet = place(group, Weights::octet(part, i));
+#pragma unroll
+                for (int n = 0; n < WARP_TOKENS / 8; ++n) {
+                    const uint4 x = stage[(8 * n + group) * 16 + octet];
+#pragma unroll
+                    for (int m = 0; m < WARP_ROWS / 16; ++m)
+                        add_products(w[2 * m], w[2 * m + 1], x, sums[m][n]);
                 }
             }
         }
@@ -137,11 +153,14 @@ struct Tile {
         __syncthreads();  // all are done with the last stage
         float* const kept = (float*)shared;  // [share][token][row], as much as two stages at most
 #pragma unroll
-        for (int n = 0; n < TOKENS / 8; ++n) {
+        for (int m = 0; m < WARP_ROWS / 16; ++m) {
 #pragma unroll
-            for (int k = 0; k < 4; ++k) {
-                const int token = 8 * n + 2 * part + k % 2;
-                kept[(share * TOKENS + token) * ROWS + row + k / 2 * 8] = sums[n][k];
+            for (int n = 0; n < WARP_TOKENS / 8; ++n) {
+#pragma unroll
+                for (int k = 0; k < 4; ++k) {
+                    const int of = share * TOKENS + token + 8 * n + 2 * part + k % 2;
+                    kept[of * ROWS + row + 16 * m + k / 2 * 8] = sums[m][n][k];
+                }
             }
         }
         __syncthreads();
@@ -158,7 +177,7 @@ struct Tile {
 
 // Plain f32: two pieces (see formats.cu) of all the tile's rows and tokens at a time in shared
 // memory, from which every thread computes some rows for some tokens.
-template <class Type, int TOKENS, int ROWS>
+template <class Type, int TOKENS, int ROWS, int, int>
 struct Tile {
     static const int DEPTH = 2 * PIECE_VALUES;
     static const int ACROSS = TOKENS < 16 ? TOKENS : 16;  // threads along the tokens
@@ -222,61 +241,28 @@ struct Tile {
 
 }  // namespace matmul
 
-// x / scale as f16, scale the power of two with the token's largest |x / scale| in [2^14, 2^15):
-// exact but for f16's own rounding, without overflow, and with all its range for the small ones.
-// x: [tokens][columns], aligned to 16, columns a multiple of 4. A block of whole warps per token.
-extern "C" __global__ void to_half(const float* x, half* out, float* scale, int tokens,
-                                   int columns) {
-    __shared__ float maxima[32];
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
-    const float4* const from = (const float4*)(x + (long long)blockIdx.x * columns);
-    uint2* const to = (uint2*)(out + (long long)blockIdx.x * columns);
-
-    float largest = 0.0f;
-    for (int i = threadIdx.x; i < columns / 4; i += blockDim.x) {
-        const float4 v = from[i];
-        const float first = fmaxf(fabsf(v.x), fabsf(v.y)), second = fmaxf(fabsf(v.z), fabsf(v.w));
-        largest = fmaxf(largest, fmaxf(first, second));
+#define MATMUL(NAME, TYPE, TOKENS, ROWS, WARP_TOKENS, WARP_ROWS)                            \
+    extern "C" __global__ void __launch_bounds__(256, TOKENS < 64 ? 2 : 1) NAME##_##TOKENS( \
+        const u8* w, const half* x, const float* scale, float* y, const float* bias,        \
+        const float* add, int rows, int columns, int tokens) {                              \
+        const matmul::Problem it = {w, x, scale, y, bias, add, rows, columns, tokens};      \
+        typedef matmul::Tile<TYPE, TOKENS, ROWS, WARP_TOKENS, WARP_ROWS> Tile;              \
+        Tile::compute(it, blockIdx.y * ROWS, blockIdx.x * TOKENS);                          \
     }
-#pragma unroll
-    for (int bits = 16; bits; bits /= 2)
-        largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, bits));
-    if (lane == 0) maxima[warp] = largest;
-    __syncthreads();
-    for (int i = 0; i < warps; ++i) largest = fmaxf(largest, maxima[i]);
-
-    // By their exponent bits; not below 2^-126, the smallest normal number.
-    const int exponent = max((int)(__float_as_uint(largest) >> 23) - 14, 1);
-    const float inverse = __uint_as_float((unsigned)(254 - exponent) << 23);
-    if (threadIdx.x == 0) scale[blockIdx.x] = __uint_as_float((unsigned)exponent << 23);
-    for (int i = threadIdx.x; i < columns / 4; i += blockDim.x) {
-        const float4 v = from[i];
-        to[i] = make_uint2(
-            float_to_half(v.x * inverse) | (unsigned)float_to_half(v.y * inverse) << 16,
-            float_to_half(v.z * inverse) | (unsigned)float_to_half(v.w * inverse) << 16);
-    }
-}
-
-#define MATMUL(NAME, TYPE, TOKENS, ROWS)                                                          \
-    extern "C" __global__ void __launch_bounds__(256, TOKENS < 64 ? 2 : 1) NAME##_##TOKENS(       \
-        const u8* w, const half* x, const float* scale, float* y, const float* bias,              \
-        const float* add, int rows, int columns, int tokens) {                                    \
-        const matmul::Problem it = {w, x, scale, y, bias, add, rows, columns, tokens};            \
-        matmul::Tile<TYPE, TOKENS, ROWS>::compute(it, blockIdx.y * ROWS, blockIdx.x * TOKENS);    \
-    }
-#define MATMULS(NAME, TYPE)   \
-    MATMUL(NAME, TYPE, 8, 16) \
-    MATMUL(NAME, TYPE, 16, 32) \
-    MATMUL(NAME, TYPE, 32, 32) \
-    MATMUL(NAME, TYPE, 64, 64) \
-    MATMUL(NAME, TYPE, 128, 128)
-MATMULS(matmul_f32, F32)
-MATMULS(matmul_f16, F16)
-MATMULS(matmul_q8_0, Q8_0)
-MATMULS(matmul_q4_0, Q4_0)
-MATMULS(matmul_q4_1, Q4_1)
-MATMULS(matmul_q5_0, Q5_0)
-MATMULS(matmul_q4_k, Q4_K)
-MATMULS(matmul_q6_k, Q6_K)
+// WARP_TOKENS x WARP_ROWS of the largest tile: such that no registers are spilled.
+#define MATMULS(NAME, TYPE, WARP_TOKENS, WARP_ROWS) \
+    MATMUL(NAME, TYPE, 8, 16, 8, 16)                \
+    MATMUL(NAME, TYPE, 16, 32, 16, 16)              \
+    MATMUL(NAME, TYPE, 32, 32, 32, 16)              \
+    MATMUL(NAME, TYPE, 64, 64, 64, 16)              \
+    MATMUL(NAME, TYPE, 128, 128, WARP_TOKENS, WARP_ROWS)
+MATMULS(matmul_f32, F32, 64, 32)
+MATMULS(matmul_f16, F16, 128, 16)
+MATMULS(matmul_q8_0, Q8_0, 128, 16)
+MATMULS(matmul_q4_0, Q4_0, 128, 16)
+MATMULS(matmul_q4_1, Q4_1, 128, 16)
+MATMULS(matmul_q5_0, Q5_0, 128, 16)
+MATMULS(matmul_q4_k, Q4_K, 128, 16)
+MATMULS(matmul_q6_k, Q6_K, 128, 16)
 #undef MATMULS
 #undef MATMUL

@@ -4,8 +4,8 @@
 // loads in its type: the product's sum has no order, as long as weights and activations are paired
 // rightly. They come as 4 octets of 8 successive columns:
 //   octet(part, i): which of the step's 16 octets is the i-th of lane `part`
-//   load: only loads, so that it can run ahead by a step. Beyond the last column it repeats the
-//     last block: the activations are 0 there.
+//   load: only loads, so that it can run ahead by a step. What it loads beyond the last column is
+//     any of the row: the activations are 0 there.
 //   values(part, i): unpacks that octet
 #ifdef TENSOR_CORES
 
