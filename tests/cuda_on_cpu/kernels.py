@@ -7,6 +7,8 @@ and returns when it is done. See ``cuda.h`` for what is offered and what is stri
 from __future__ import annotations
 
 import ctypes
+import functools
+import os
 import re
 import subprocess
 import threading
@@ -84,15 +86,18 @@ class Kernels:
             raise KernelError(f"{name}: {wrong.decode()}")
 
 
+@functools.cache
 def compile_kernels(source: str, folder: Path) -> Kernels:
-    """Compile a source with all its ``extern "C"`` kernels; again only if it has changed.
+    """Compile a source with all its ``extern "C"`` kernels; again only if it, or what it is
+    compiled with, has changed. Several processes may do so in one folder.
 
     Raises:
         KernelError: the compiler's log.
     """
-    key = sha256(source.encode() + b"".join(file.read_bytes() for file in HERE.glob("*.h")))
+    parts = (source.encode(), *(file.read_bytes() for file in sorted(HERE.glob("*.h"))))
+    key = sha256(repr((FLAGS, _LAUNCHER, _run("g++", "--version"), parts)).encode())
     stem = folder / f"kernels-{key.hexdigest()[:16]}"
-    library, text = stem.with_suffix(".so"), stem.with_suffix(".cpp")
+    library = stem.with_suffix(".so")
     folder.mkdir(parents=True, exist_ok=True)
     # Macros first: a kernel's name may be made by one.
     plain = _run("g++", "-E", "-x", "c++", "-DCUDA_ON_CPU", "-", given=source)
@@ -101,14 +106,17 @@ def compile_kernels(source: str, folder: Path) -> Kernels:
     )
     names = _KERNEL.findall(plain)
     if not library.exists():
+        mine = f"{os.getpid()}-{threading.get_ident()}"
+        text, parts_of, made = (stem.with_suffix(f".{mine}.{end}") for end in ("cpp", "o", "so"))
         text.write_text(
             '#include "tensor_cores.h"\n' + plain + "".join(_LAUNCHER.format(name=n) for n in names)
         )
-        made = stem.with_suffix(f".{threading.get_ident()}.so")
         flags = (*FLAGS, f"-I{HERE}", "-fsanitize=alignment")
-        _run("g++", *flags, "-c", str(text), "-o", f"{made}.o")
+        _run("g++", *flags, "-c", str(text), "-o", str(parts_of))
         # Without the sanitizer's own library: cuda.h says what happens.
-        _run("g++", "-shared", f"{made}.o", "-o", str(made))
+        _run("g++", "-shared", str(parts_of), "-o", str(made))
+        for file in (text, parts_of):
+            file.unlink()
         made.rename(library)
     return Kernels(library, names)
 

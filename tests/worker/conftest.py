@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,6 +20,9 @@ if TYPE_CHECKING:
     from vram_conductor.worker.llama.engine import LlamaEngine
 
 
+KERNELS_KEPT_S = 7 * 24 * 3600
+
+
 @pytest.fixture(scope="session")
 def engine() -> Iterator[LlamaEngine]:
     """llama.cpp on cpu. One thread: two would wait for each other on a busy machine."""
@@ -26,9 +32,23 @@ def engine() -> Iterator[LlamaEngine]:
 
 
 @pytest.fixture(scope="session")
-def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KernelBench]:
+def kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where kernels compiled for the CPU are kept, by what they are made of, for later runs, too:
+    those of a whole model take the compiler several seconds."""
+    # Nobody else may write there: pytest sees to it.
+    folder = tmp_path_factory.getbasetemp().parent / "kernels"
+    folder.mkdir(exist_ok=True)
+    for file in folder.iterdir():
+        with suppress(FileNotFoundError):
+            if file.stat().st_mtime < time.time() - KERNELS_KEPT_S:
+                file.unlink()
+    return folder
+
+
+@pytest.fixture(scope="session")
+def bench(kernels: Path) -> Iterator[KernelBench]:
     """Kernels, run by the CPU's stand-in for a GPU."""
-    bench = KernelBench(EmulatedCuda(tmp_path_factory.mktemp("kernels")), guard_bytes=0)
+    bench = KernelBench(EmulatedCuda(kernels), guard_bytes=0)
     yield bench
     bench.close()
 

@@ -11,11 +11,6 @@ from cuda_on_cpu.device import EmulatedCuda
 from forward_scenes import ForwardScenes, MakeGpu
 
 
-@pytest.fixture(scope="session")
-def kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("forward-kernels")
-
-
 @pytest.fixture
 def make_gpu(kernels: Path) -> Iterator[MakeGpu]:
     made: list[EmulatedCuda] = []
