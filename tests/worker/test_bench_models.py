@@ -14,7 +14,7 @@ import pytest
 
 from vram_conductor.protocol.errors import FailedPrecondition, InvalidArgument
 from vram_conductor.worker.bench import random_models
-from vram_conductor.worker.bench.random_models import END_TOKEN, make_random
+from vram_conductor.worker.bench.random_models import END_TOKEN, is_random, make_random
 from vram_conductor.worker.bench.random_shapes import BLOCK_VALUES, SHAPES, find_shape
 from vram_conductor.worker.bench.rates import copy_rates
 
@@ -74,6 +74,30 @@ def test_the_weights_of_a_name_stay_the_same(tmp_path: Path) -> None:
     for tensor in gguf.GGUFReader(make_random("tiny-1", tmp_path)).tensors:
         digest.update(tensor.data.tobytes())
     assert digest.hexdigest() == "38dd91b2591a20486524a8a8a181de0c58ad011eee167555c7bd3083e614d0d7"
+
+
+def test_weights_of_a_balanced_model_are_as_often_above_as_below_zero(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    base = replace(find_shape("tiny-1"), tied=False)
+    means, stds = {}, {}
+    for balanced in (False, True):
+        shape = replace(base, name=f"tiny-{balanced}", balanced=balanced)
+        monkeypatch.setitem(SHAPES, shape.name, shape)
+        path = make_random(shape.name, tmp_path)
+        assert path.stem.endswith("-v2") == balanced
+        assert is_random(path)
+        for tensor in gguf.GGUFReader(path).tensors:
+            if tensor.name in ("blk.1.ffn_up.weight", "token_embd.weight"):
+                values = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+                means[tensor.name, balanced] = values.mean() / values.std()
+                stds[tensor.name, balanced] = values.std()
+    # A 4-bit number less 8 has the mean -1/2 and the standard deviation 4.6.
+    assert means["blk.1.ffn_up.weight", False] == pytest.approx(-0.108, abs=0.01)
+    assert abs(means["blk.1.ffn_up.weight", True]) < 0.01
+    assert stds["token_embd.weight", True] == pytest.approx(1, rel=0.02)
+    assert find_shape("8B").balanced
+    assert not is_random(tmp_path / "random.gguf")
 
 
 def test_a_model_is_made_once(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +27,25 @@ from vram_conductor.worker.bench.random_shapes import (
 END_TOKEN = 256
 """Id of the only control token, behind the 256 bytes."""
 
-_VERSION = 1
+_VERSION, _BALANCED_VERSION = 1, 2
 _VALUE_STD = math.sqrt((16**2 - 1) / 12)
 """Of a random 4-bit value."""
 
 _GAIN = {"token_embd": 6.0, "attn": 3.0, "ffn": 2.0, "output": 6.0}
 """By the first of these in a tensor's name; large enough that tokens depend on what came before."""
+
+_BALANCED_GAIN = {
+    "token_embd": 0.0,
+    "attn_q": 1.3,
+    "attn_k": 1.3,
+    "attn": 0.7,
+    "ffn": 0.7,
+    "output": 4.0,
+}
+"""Of a balanced model: by the first of these, too. The values of an
+embedding have a standard deviation of 1 (0 here) and a layer adds about as much, so that none is in
+vain and none drowns the others; queries and keys are so large that some tokens are looked at more
+than others."""
 
 
 def load_gguf() -> Any:
@@ -59,7 +73,8 @@ def make_random(name: str, folder: Path) -> Path:
         FailedPrecondition: ``gguf_missing``.
     """
     shape = find_shape(name)
-    path = folder / f"random-{name}-v{_VERSION}.gguf"
+    version = _BALANCED_VERSION if shape.balanced else _VERSION
+    path = folder / f"random-{name}-v{version}.gguf"
     if not path.exists():
         gguf = load_gguf()
         folder.mkdir(parents=True, exist_ok=True)
@@ -70,6 +85,11 @@ def make_random(name: str, folder: Path) -> Path:
         finally:
             part.unlink(missing_ok=True)
     return path
+
+
+def is_random(path: str | Path) -> bool:
+    """Whether :func:`make_random` gave it its name."""
+    return re.fullmatch(r"random-.+-v\d+\.gguf", Path(path).name) is not None
 
 
 def _write(gguf: Any, shape: Shape, path: Path) -> None:
@@ -102,20 +122,39 @@ def _write(gguf: Any, shape: Shape, path: Path) -> None:
     for _, n, mean in shape.vectors():
         writer.write_tensor_data(rng.normal(mean, 0.1, n).astype(np.float32))
     for tensor, rows, columns in shape.matrices():
-        writer.write_tensor_data(_matrix(rng, tensor, rows, columns))
+        data = _matrix(rng, tensor, rows, columns, _gain(shape, tensor, columns))
+        writer.write_tensor_data(_balanced(rng, data) if shape.balanced else data)
     writer.close()
 
 
-def _matrix(rng: np.random.Generator, tensor: str, rows: int, columns: int) -> NDArray[np.uint8]:
+def _gain(shape: Shape, tensor: str, columns: int) -> float:
+    """Standard deviation of what comes out where that of what goes in is 1."""
+    gains = _BALANCED_GAIN if shape.balanced else _GAIN
+    gain = next(gain for part, gain in gains.items() if part in tensor)
+    # No product of a row with anything, but the row itself comes out of the embeddings.
+    return gain or math.sqrt(columns)
+
+
+def _matrix(
+    rng: np.random.Generator, tensor: str, rows: int, columns: int, gain: float
+) -> NDArray[np.uint8]:
     """Q4_0 blocks (rows × columns / 32, 18 bytes): value = scale × (4-bit number − 8)."""
     blocks = columns // BLOCK_VALUES
     data = np.frombuffer(bytearray(rng.bytes(rows * blocks * BLOCK_BYTES)), np.uint8)
     data = data.reshape(rows, blocks, BLOCK_BYTES)
-    gain = next(gain for part, gain in _GAIN.items() if part in tensor)
     scale = np.float16(gain / (_VALUE_STD * math.sqrt(columns)))
     data[:, :, :2] = np.frombuffer(scale.tobytes(), np.uint8)
     if tensor.startswith(("token_embd", "output")):
         data[END_TOKEN, :, :2] = 0
+    return data
+
+
+def _balanced(rng: np.random.Generator, data: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """The blocks, half of them with a scale below zero: 4-bit numbers have the mean −½."""
+    rows, blocks, _ = data.shape
+    bits = np.frombuffer(rng.bytes(-(-rows * blocks // 8)), np.uint8)
+    signs = np.unpackbits(bits, count=rows * blocks).reshape(rows, blocks)
+    data[:, :, 1] ^= signs << 7
     return data
 
 

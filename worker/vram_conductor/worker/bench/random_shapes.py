@@ -27,6 +27,9 @@ class Shape:
         seed: of the weights.
         head_dim: values of a head; n_embd is a multiple of it.
         tied: the embeddings are the output layer, too.
+        balanced: weights are as often above as below zero, and every layer changes what comes out;
+            without, a Q4_0 block's mean is below zero, and one direction drowns all others. The
+            older sizes stay as they are: their figures of then and now are about the same files.
     """
 
     name: str
@@ -40,6 +43,7 @@ class Shape:
     n_ctx_train: int = 131_072
     head_dim: int = 64
     tied: bool = True
+    balanced: bool = False
 
     @property
     def n_head(self) -> int:
@@ -103,7 +107,19 @@ SHAPES: dict[str, Shape] = {
         Shape("0.5B", "qwen2", 24, 896, 4_864, 2, 151_936, seed=2),
         Shape("1.2B", "llama", 16, 2_048, 8_192, 8, 128_256, seed=3),
         Shape("7B", "llama", 32, 4_096, 14_336, 8, 32_000, seed=4),
-        Shape("8B", "llama", 32, 4_096, 14_336, 8, 128_256, seed=5, head_dim=128, tied=False),
+        Shape(
+            "8B",
+            "llama",
+            32,
+            4_096,
+            14_336,
+            8,
+            128_256,
+            seed=5,
+            head_dim=128,
+            tied=False,
+            balanced=True,
+        ),
     )
 }
 
