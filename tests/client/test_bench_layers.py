@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vram_conductor.client import bench_layers
-from vram_conductor.client.bench_layers import measure, powers_of_two
+from vram_conductor.client.bench_layers import batches_beside, measure, powers_of_two
 from vram_conductor.client.bench_layers_figures import add_figures
 from vram_conductor.client.bench_layers_found import Beside, BesideRow, Layers, LayersReport
 from vram_conductor.client.bench_layers_picture import layers as draw
@@ -40,7 +40,7 @@ def memory(grown: int | None = None) -> dict[str, Any]:
 
 
 def layers(rates: dict[int, float], grown: int | None = 310 * MIB) -> dict[str, Any]:
-    """An answer: batch → tokens/s; a pass could take 80 ms."""
+    """An answer: batch → tokens/s; a pass could take 80 ms. C is T at a batch of 16."""
     agreement = {
         "cosine": 0.9996,
         "cosine_least": 0.9995,
@@ -55,12 +55,14 @@ def layers(rates: dict[int, float], grown: int | None = 310 * MIB) -> dict[str, 
         "setting": {"n_ctx": 256},
         "device_name": "a GPU",
         "base_bytes": 500 * MIB,
-        "model": {"pass_bytes": 4 * GIB},
+        "model": {"pass_bytes": 4 * GIB, "random": False},
         "rates": {"h2d_gb_s": 55.0},
         "agreement": {
             "text": True,
             "same": agreement | {"cosine_least": 0.99},
-            "itself": agreement | {"top1_share": 0.93},
+            "itself": agreement | {"top1_share": 0.93, "greedy_equal": 17},
+            "without": agreement | {"cosine": 0.93},
+            "without_layer": 15,
             "copy": agreement,
         },
         "prefill": {
@@ -75,19 +77,24 @@ def layers(rates: dict[int, float], grown: int | None = 310 * MIB) -> dict[str, 
             "serial_spans": [span],
             "overlapped_spans": [span],
         },
-        "decode": [
-            {
-                "batch": batch,
-                "step_ms": [1e3 * batch / rate],
-                "logits_ms": [1e3 * batch / rate],
-                "serial_ms": [2e3 * batch / rate],
-                "bound_ms": 80.0,
-                "own_bytes": 300 * MIB,
-                "memory": memory(grown),
-            }
-            for batch, rate in rates.items()
-        ],
+        "decode": [decode(batch, rate, grown) for batch, rate in rates.items()],
+        "without_resident": None,
+        "phases": {"prefill": 2.0},
         "notes": [],
+    }
+
+
+def decode(batch: int, rate: float, grown: int | None = None) -> dict[str, Any]:
+    return {
+        "batch": batch,
+        "step_ms": [1e3 * batch / rate],
+        "logits_ms": [1e3 * batch / rate],
+        "serial_ms": [2e3 * batch / rate],
+        "transfer_ms": 80.0,
+        "compute_ms": 5.0 * batch,
+        "bound_ms": 80.0,
+        "own_bytes": 300 * MIB,
+        "memory": memory(grown),
     }
 
 
@@ -96,7 +103,7 @@ def report_of(
 ) -> LayersReport:
     rows = [BesideRow(batch, rate, [1.0], 3, 0) for batch, rate in theirs.items()]
     found = LayersReport(msgspec.convert(layers(ours, grown), Layers))
-    found.beside["partial"] = Beside(rows, [200.0], [])
+    found.beside["partial"] = Beside(rows, [200.0], {}, [])
     return found
 
 
@@ -116,8 +123,12 @@ def test_what_is_wanted_stands_beside_what_was_measured() -> None:
     assert found["cosine"].value == 0.9996
     assert found["copy_cosine"].value == 0.9995
     assert found["top1"].value == 99
-    assert "93.0 %" in found["top1"].note
-    assert found["top1"].wanted == pytest.approx(91)
+    assert "llama.cpp with itself 93.0 %; on a copy in float32 ours 99.0 %" in found["top1"].note
+    assert "llama.cpp with itself 17" in found["greedy"].note
+    assert found["top1"].wanted == 98
+    assert found["cosine"].row()[1:3] == ["0.99960", ">= 0.99900"]
+    assert found["without"].row()[1:4] == ["0.93000", "<= 0.99000", "reached"]
+    assert "layer 15" in found["without"].what
     assert found["copy_top1"].wanted == 98
     wanted = (
         "bound_share",
@@ -137,10 +148,10 @@ def test_what_is_wanted_stands_beside_what_was_measured() -> None:
 
 def test_what_is_missed_is_said() -> None:
     slow = report_of({1: 8.0}, {1: 9.0}, grown=500 * MIB)
-    _, found = figures_of(slow)
+    report, found = figures_of(slow)
     assert found["bound_share"].reached is False
     assert found["beside"].reached is False
-    assert "behind at the largest batch" in found["over_partial"].note
+    assert "slower at batch 1 (0.89 x)" in report.notes[0]
 
 
 def test_a_cpu_owes_no_speed_of_a_gpu() -> None:
@@ -158,6 +169,52 @@ def test_agreement_is_shown_as_far_as_it_was_measured() -> None:
     value["agreement"] = None
     _, found = figures_of(LayersReport(msgspec.convert(value, Layers)))
     assert "cosine" not in found
+
+
+def test_first_choices_that_differ_are_missed_however_llama_cpp_agrees_with_itself() -> None:
+    value = layers({1: 8.0})
+    value["agreement"]["same"] |= {"top1_share": 0.965, "greedy_equal": 17}
+    _, found = figures_of(LayersReport(msgspec.convert(value, Layers)))
+    assert [found[key].reached for key in ("top1", "greedy")] == [False, False]
+    # Of random weights none is the right one; a copy in float32 must be followed all the same.
+    value["model"]["random"] = True
+    value["agreement"]["copy"] = value["agreement"]["same"]
+    _, found = figures_of(LayersReport(msgspec.convert(value, Layers)))
+    keys = ("top1", "greedy", "copy_top1", "copy_greedy")
+    assert [found[key].reached for key in keys] == [None, None, False, False]
+
+
+def test_a_comparison_that_cannot_fail_is_told() -> None:
+    value = layers({1: 8.0})
+    value["agreement"]["without"]["cosine"] = 0.999999
+    _, found = figures_of(LayersReport(msgspec.convert(value, Layers)))
+    assert found["without"].reached is False
+    assert "say little" in found["without"].note
+
+
+def test_a_larger_batch_is_worth_it_until_computation_hides_transfers() -> None:
+    ours = {1: 12.0, 8: 90.0, 16: 170.0, 32: 165.0}
+    _, found = figures_of(report_of(ours, {}))
+    assert found["compute_bound"].value == 16
+    assert "C 80.0 ms, T 80.0 ms at 16; 170 tokens/s there" in found["compute_bound"].note
+    assert found["growth"].value == pytest.approx(170 / 90)
+    _, found = figures_of(report_of({1: 12.0, 2: 25.0, 4: 20.0}, {}))
+    assert found["compute_bound"].value is None
+    assert found["compute_bound"].note.startswith("none up to 4: ")
+    assert found["growth"].reached is False
+    assert found["growth"].note == "at batch 4"
+
+
+def test_resident_layers_are_told_what_they_are_worth() -> None:
+    value = layers({1: 12.0})
+    value["setting"]["resident_layers"] = 4
+    value["without_resident"] = decode(1, 10.0)
+    value["decode"][0]["memory"]["resident_bytes"] = 480 * MIB
+    _, found = figures_of(LayersReport(msgspec.convert(value, Layers)))
+    assert found["resident"].value == pytest.approx(1.2)
+    assert found["resident"].what == "decode at batch 1 with 4 resident layers over none"
+    assert found["resident"].note == "83.33 ms, not 100.00 ms, for 480 MiB more"
+    assert "resident" not in figures_of(report_of({1: 12.0}, {}))[1]
 
 
 def test_a_small_model_owes_no_share_of_the_bound() -> None:
@@ -208,12 +265,31 @@ def test_a_batch_that_makes_no_sense_is_left_to_the_worker(
 
 def test_the_table_has_a_row_per_batch_and_a_column_per_way() -> None:
     found = report_of({1: 11.0, 2: 22.0, 512: 1000.0}, {1: 5.0, 2: 30.0})
+    found.beside["cpu"] = Beside([BesideRow(2, 9.0, [1.0], -1, 0)], [], {}, [])
     report, _ = figures_of(found)
     lines = report.more.splitlines()
-    assert "llama.cpp, same memory" in lines[0]
-    assert [line.split()[0] for line in lines[1:]] == ["1", "2", "512"]
-    assert "5 (3 layers)" in lines[1]
-    assert lines[3].endswith("-")
+    assert max(map(len, lines)) <= 80
+    assert lines[0].startswith("decode (T, C")
+    assert [line.split()[0] for line in lines[2:5]] == ["1", "2", "512"]
+    assert lines[5].endswith("(-: see the notes)")
+    # llama.cpp was not measured at 512.
+    assert [line.split() for line in lines[7:]] == [
+        ["1", "11", "5", "3", "-"],
+        ["2", "22", "30", "3", "9"],
+    ]
+    assert report.notes[0].endswith("faster at batch 1 (2.20 x); slower at batch 2 (0.73 x)")
+
+
+@given(st.lists(st.integers(1, 1000), min_size=1, max_size=12, unique=True))
+def test_llama_cpp_is_measured_at_few_batches(measured: list[int]) -> None:
+    for way, most in (("cpu", 64), ("partial", 256)):
+        batches = batches_beside(measured, way)
+        assert set(batches) <= set(measured)
+        assert len(set(batches)) == len(batches) <= 5
+        possible = [batch for batch in measured if batch <= most]
+        assert max(batches) == max(possible, default=min(measured))
+        assert {1, 8, 64}.intersection(measured) <= set(batches)
+    assert batches_beside(powers_of_two(512), "all") == [1, 64, 8, 256]
 
 
 # --- orders of events ---
@@ -241,9 +317,9 @@ class Worker:
         if verb == "layers":
             return {"model": {}} if "--describe" in arguments else layers({1: 11.0, 512: 900.0})
         if verb == "layers-text":
-            return {}
+            return {"phases": {"load": 1.0}}
         row = {"batch": 1, "tokens_s": 5.0, "step_ms": [1.0], "gpu_layers": 2, "used_bytes": 3}
-        return {"rows": [row], "prefill_ms": [], "notes": []}
+        return {"rows": [row], "prefill_ms": [], "phases": {"loads": 3.0}, "notes": []}
 
 
 def run(worker: Worker, folder: Path, monkeypatch: pytest.MonkeyPatch, **extra: Any) -> BenchReport:
@@ -283,6 +359,10 @@ def test_each_has_the_device_to_itself(tmp_path: Path, monkeypatch: pytest.Monke
         "cuda:0",
     ]
     assert not Path(option(ours, "--reference")).exists(), "logits are not left behind"
+    phases = report.data["phases"]
+    assert list(phases) == ["describe", "text", "pipeline", "partial", "cpu", "all"]
+    assert phases["text"]["parts"] == {"load": 1.0}
+    assert all(phase["seconds"] >= 0 for phase in phases.values())
     assert report.data["batches"][0]["batch"] == 1
     assert report.failures == []
 
@@ -340,5 +420,5 @@ def test_a_tiny_model_is_measured_as_a_user_does(tmp_path: Path) -> None:
     assert value["data"]["timelines"].keys() == {"serial", "overlapped"}
     canvas = Canvas()
     draw(canvas, BenchReport("pipeline", "cpu", data=value["data"]))
-    assert len(canvas.lines) == 4
+    assert len(canvas.lines) == 5
     assert all(len(xs) == len(ys) == 2 for xs, ys in canvas.lines.values())

@@ -43,7 +43,7 @@ def test_a_model_is_measured_beside_llama_cpp(
     used_bytes: Callable[[], int],
 ) -> None:
     before = used_bytes()
-    value = bench(random_model("0.36B"), "--batch", "8", "--seconds", "120")
+    value = bench(random_model("0.36B"), "--batch", "8", "--seconds", "15")
     assert used_bytes() - before < 4 * MIB
     found, data = figures(value), value["data"]
     assert found["beside"]["reached"] is True
@@ -63,8 +63,9 @@ def test_a_model_is_measured_beside_llama_cpp(
 def test_a_real_models_logits_are_llama_cpps(
     bench: Callable[..., dict[str, Any]], smollm2: Path
 ) -> None:
-    found = figures(bench(smollm2, "--batch", "1", "--seconds", "120"))
-    for key in ("cosine", "top1", "copy_cosine", "copy_top1", "copy_greedy"):
+    found = figures(bench(smollm2, "--batch", "1", "--seconds", "12"))
+    # Its own 8-bit rounding decides what llama.cpp chooses on the same file.
+    for key in ("cosine", "without", "copy_cosine", "copy_top1", "copy_greedy"):
         assert found[key]["reached"] is True, found[key]
 
 
@@ -72,8 +73,8 @@ def test_a_real_models_logits_are_llama_cpps(
 def test_an_8b_model_decodes_as_fast_as_it_travels(
     bench: Callable[..., dict[str, Any]], random_model: Callable[[str], Path]
 ) -> None:
-    found = figures(bench(random_model("8B"), "--batch", "64", "--seconds", "400"))
-    for key in ("bound_share", "prefill", "beside"):
+    found = figures(bench(random_model("8B"), "--batch", "64", "--seconds", "200"))
+    for key in ("cosine", "without", "bound_share", "growth", "prefill", "beside"):
         assert found[key]["reached"] is True, found[key]
     assert found["over_partial"]["value"] > 1
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +26,12 @@ from vram_conductor.worker.bench.decoding import (
     random_tokens,
 )
 from vram_conductor.worker.bench.layers import describe, measure_layers
+from vram_conductor.worker.bench.layers_agreement import IncompleteEngine, agree
 from vram_conductor.worker.bench.layers_setting import BATCHES_CPU, BATCHES_CUDA, layers_setting
 from vram_conductor.worker.bench.llama_reference import measure_reference
 from vram_conductor.worker.bench.llama_text import read_reference, write_reference
 from vram_conductor.worker.bench.random_models import make_random
+from vram_conductor.worker.bench.random_shapes import SHAPES, find_shape
 from vram_conductor.worker.pipeline.forward import Batch
 
 N_VOCAB = 50
@@ -86,6 +89,8 @@ def test_logits_are_compared_position_by_position() -> None:
     assert (same.greedy_equal, same.greedy_tokens) == (3, 3)
     theirs = ours.copy()
     theirs[2] = -theirs[2]
+    shifted = compare(ours + 1e3, ours[::-1] + 1e3)
+    assert shifted.cosine < 0.9, "what all logits have in common says nothing"
     other = compare(ours, theirs, [1, 2, 3, 4], [1, 2, 9, 4])
     assert other.cosine_least == pytest.approx(-1)
     assert other.cosine_median == pytest.approx(1)
@@ -99,7 +104,9 @@ def test_a_setting_takes_what_is_right_for_the_device() -> None:
     assert (cpu.batches, cuda.batches) == (BATCHES_CPU, BATCHES_CUDA)
     assert cuda.prompt_tokens == 512
     given = layers_setting("cpu", "m", batches=[4, 1, 2, 4], n_ctx=64, prompt_tokens=9)
-    assert (given.alone, given.together) == ([1], [2, 4])
+    assert (given.alone, given.together) == ([1], [4, 2])
+    # In the order in which they are wanted, should the time be short.
+    assert cuda.together == [512, 8, 64, 256, 2, 4, 16, 32, 128]
     assert (given.n_ctx, given.prompt_tokens) == (64, 9)
 
 
@@ -126,6 +133,19 @@ def test_a_file_is_described_or_refused() -> None:
     assert found["pass_bytes"] >= found["layer_bytes"] * 4
 
 
+def test_what_resident_layers_are_worth_is_measured(tmp_path: Path) -> None:
+    path = str(make_random("tiny-1", tmp_path))
+    setting = layers_setting("cpu", path, batches=[1], resident_layers=2, n_ctx=64, prompt_tokens=4)
+    found = measure_layers(setting)
+    assert found.without_resident is not None
+    assert found.model["random"]
+    travels = found.without_resident["memory"]["streamed_bytes"]
+    assert (
+        travels - found.decode[0]["memory"]["streamed_bytes"]
+        == found.decode[0]["memory"]["resident_bytes"]
+    )
+
+
 # --- with llama.cpp -----------------------------------------------------------------------------
 
 
@@ -141,6 +161,7 @@ def test_our_logits_are_compared_with_llama_cpps(tiny: str, tmp_path: Path) -> N
     assert logits.shape == (40, 320)
     assert len(said.greedy) == 32
     assert said.itself.cosine > 0.999
+    assert said.itself.greedy_tokens == 32
     assert copy is not None
     assert np.allclose(copy, logits), "it is float32 already"
     assert not list(tmp_path.glob("*.gguf")), "seven times the file is not left behind"
@@ -150,6 +171,14 @@ def test_our_logits_are_compared_with_llama_cpps(tiny: str, tmp_path: Path) -> N
     found = measure_layers(setting, tmp_path)
     assert found.agreement is not None
     assert found.agreement.itself == said.itself
+    assert found.agreement.without.cosine < 0.99, "a layer that is left out must be seen"
+    assert found.phases.keys() == {
+        "open engines",
+        "agreement",
+        "prefill",
+        "batch 1",
+        "larger batches",
+    }
     for agreement in (found.agreement.same, found.agreement.copy):
         assert agreement is not None
         assert agreement.positions == 40
@@ -157,6 +186,7 @@ def test_our_logits_are_compared_with_llama_cpps(tiny: str, tmp_path: Path) -> N
         assert agreement.top1_share == 1
         assert agreement.greedy_equal == 32
     check_rows(found.decode, found.model["pass_bytes"])
+    assert found.without_resident is None
     prefill = found.prefill
     assert len(prefill["serial_ms"]) == len(prefill["overlapped_ms"]) == 1
     assert prefill["bound"] >= 1
@@ -171,10 +201,30 @@ def check_rows(rows: list[dict[str, Any]], pass_bytes: int) -> None:
     assert [row["batch"] for row in rows] == [1, 2, 3]
     for row in rows:
         assert min(row["step_ms"] + row["logits_ms"] + row["serial_ms"]) > 0
+        assert min(row["transfer_ms"], row["compute_ms"]) > 0
+        assert row["transfer_ms"] + row["compute_ms"] < 1.5 * max(row["serial_ms"])
         assert row["memory"]["streamed_bytes"] == pass_bytes
         assert row["memory"]["grown_bytes"] is None
     # KV of the engine for two and three: its share of the largest batch counts.
     assert rows[1]["own_bytes"] < rows[2]["own_bytes"] == rows[2]["memory"]["counted_bytes"]
+
+
+def test_every_layer_of_a_balanced_model_matters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A small one of the recipe that the 8B is made by."""
+    like = replace(find_shape("8B"), name="small", n_embd=256, n_ff=896, n_head_kv=1, n_layer=12)
+    monkeypatch.setitem(SHAPES, "small", replace(like, n_vocab=2_048, head_dim=64))
+    path = make_random("small", tmp_path)
+    said = write_reference(str(path), 1, 24, tmp_path)
+    said, theirs, copy = read_reference(tmp_path)
+    assert len(set(said.greedy)) > 12, "what comes depends on what came"
+    with IncompleteEngine.open(path, n_ctx=64, tokens_max=24, wanted_max=24) as engine:
+        found = agree(engine, said, theirs, copy)
+    assert found.same.cosine > 0.999
+    assert found.copy is not None
+    assert found.copy.cosine_least > 0.9999
+    assert found.without.cosine < 0.98
 
 
 def test_time_that_is_over_leaves_batches_out_and_says_so(tiny: str) -> None:
@@ -182,6 +232,7 @@ def test_time_that_is_over_leaves_batches_out_and_says_so(tiny: str) -> None:
     found = measure_layers(setting)
     assert found.decode == []
     assert found.notes == ["no time was left for batch 1", "no time was left for batch 2"]
+    assert len(found.prefill["serial_ms"]) == 1
     assert found.agreement is None
 
 
@@ -199,6 +250,7 @@ def test_llama_cpp_is_measured_beside(tiny: str) -> None:
     assert [row["batch"] for row in found["rows"]] == [1, 3]
     assert all(row["tokens_s"] > 0 for row in found["rows"])
     assert len(found["prefill_ms"]) == 3
+    assert found["phases"].keys() == {"loads", "decode", "prefill"}
     assert found["notes"] == ["llama.cpp has at most 256 sequences, not 300"]
 
 
@@ -226,7 +278,7 @@ def test_the_commands_print_json_also_of_errors(tmp_path: Path) -> None:
     small = ["--model", path, "--n-ctx", "32", "--prompt-tokens", "4"]
     found = command("layers", *small, "--batches", "1,2", "--reference", str(tmp_path))
     assert [row["batch"] for row in found["decode"]] == [1, 2]
-    assert found["agreement"]["same"]["greedy_equal"] == 32
+    assert found["agreement"]["copy"]["greedy_equal"] == 32
     beside = command("layers-beside", *small, "--batches", "1:0,2:0", "--threads", "1")
     assert [row["batch"] for row in beside["rows"]] == [1, 2]
     assert command("layers", "--model", path, "--describe")["model"]["n_layer"] == 4

@@ -7,7 +7,8 @@ of their own: each has the device to itself.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,6 +26,8 @@ BATCH_MOST_CPU = 8
 OWN_SHARE = 0.45
 """Of the time, for the pipeline itself; llama.cpp's ways share the rest."""
 
+TEXT_SHARE = 0.3
+
 WAYS_CUDA = {
     "partial": "llama.cpp with the same GPU memory",
     "cpu": "llama.cpp on the CPU",
@@ -34,6 +37,12 @@ WAYS_CPU = {"cpu": "llama.cpp on the CPU"}
 
 LLAMA_SEQUENCES_MOST = 256
 """A context of llama.cpp has no more."""
+
+BESIDE = (1, 64, 8, 256)
+"""Batches at which llama.cpp is measured: those first that say most."""
+
+BESIDE_CPU_MOST = 64
+"""Its CPU is compute-bound long before."""
 
 T = TypeVar("T")
 
@@ -48,14 +57,14 @@ def measure(setting: Setting, report: BenchReport, say: Callable[[str], None]) -
     """
     setting.need(1)
     asking = _Asking(setting, say)
+    report.data["phases"] = asking.phases
     # A file that cannot be computed is refused before anything is measured.
-    facts = asking.layers("--describe")
-    report.data["model"] = facts["model"]
+    report.data["model"] = asking.layers("describe", "--describe")["model"]
     with tempfile.TemporaryDirectory(prefix="vmc-layers-") as folder:
         reference = asking.text(Path(folder), report)
-        own_s = int(OWN_SHARE * setting.left_s)
         say("measuring the pipeline")
-        value = asking.layers("--seconds", str(own_s), *reference)
+        seconds = str(int(OWN_SHARE * setting.left_s))
+        value = asking.layers("pipeline", "--seconds", seconds, *reference)
     found = LayersReport(_typed(value, Layers))
     report.device_name = found.layers.device_name
     report.notes += found.layers.notes
@@ -66,13 +75,28 @@ def measure(setting: Setting, report: BenchReport, say: Callable[[str], None]) -
 
 
 class _Asking:
-    """Asks the worker's side."""
+    """Asks the worker's side.
+
+    Attributes:
+        phases: what was asked → ``seconds``, and of its ``parts`` as far as the worker says.
+    """
 
     def __init__(self, setting: Setting, say: Callable[[str], None]) -> None:
         self._setting, self._say = setting, say
         self._common = ["--device", setting.device, "--model", setting.models[0].path]
+        self.phases: dict[str, dict[str, Any]] = {}
 
-    def layers(self, *more: str) -> Any:
+    def _ask(self, phase: str, *arguments: str, **options: Any) -> Any:
+        began = time.monotonic()
+        timed = self.phases[phase] = {"seconds": 0.0, "parts": {}}
+        try:
+            value = ask_worker(*arguments, **options)
+            timed["parts"] = value.get("phases", {})
+            return value
+        finally:
+            timed["seconds"] = round(time.monotonic() - began, 3)
+
+    def layers(self, phase: str, *more: str) -> Any:
         """The pipeline."""
         extra = self._setting.extra
         # With "=": a number below 0 would pass for a flag.
@@ -85,7 +109,8 @@ class _Asking:
         threads = self._setting.threads
         # NumPy's products read it once, when NumPy is loaded.
         env = {"OPENBLAS_NUM_THREADS": str(threads)} if threads else None
-        return ask_worker("layers", *arguments, *more, timeout_s=self._setting.left_s + 60, env=env)
+        timeout_s = self._setting.left_s + 60
+        return self._ask(phase, "layers", *arguments, *more, timeout_s=timeout_s, env=env)
 
     def _batches(self) -> Sequence[int]:
         usual = BATCH_MOST_CUDA if self._setting.on_cuda else BATCH_MOST_CPU
@@ -98,8 +123,9 @@ class _Asking:
         self._say("asking llama.cpp for its logits")
         model, threads = self._setting.models[0].path, str(self._setting.threads)
         arguments = ["--model", model, "--threads", threads, "--folder", str(folder)]
+        arguments += ["--seconds", str(int(TEXT_SHARE * self._setting.left_s))]
         try:
-            ask_worker("layers-text", *arguments, timeout_s=self._setting.left_s + 60)
+            self._ask("text", "layers-text", *arguments, timeout_s=self._setting.left_s + 60)
         except ConductorError as error:
             report.failures.append(f"no agreement: {error.info.message}")
             return []
@@ -108,22 +134,24 @@ class _Asking:
     def beside(self, found: LayersReport, report: BenchReport) -> None:
         """llama.cpp in all ways."""
         ways = WAYS_CUDA if self._setting.on_cuda else WAYS_CPU
-        rows = found.layers.decode
-        batches = [row for row in rows if row.batch <= LLAMA_SEQUENCES_MOST]
-        if len(batches) < len(rows):
-            report.notes.append(f"llama.cpp has at most {LLAMA_SEQUENCES_MOST} sequences")
+        own_bytes = {row.batch: row.own_bytes for row in found.layers.decode}
+        if not own_bytes:
+            return
         for at, (way, text) in enumerate(ways.items()):
             self._say(f"measuring {text}")
             seconds = self._setting.left_s / (len(ways) - at)
+            batches = batches_beside(own_bytes, way)
+            if max(batches) < max(own_bytes):
+                report.notes.append(f"{text} is measured up to batch {max(batches)}")
             device = "cpu" if way == "cpu" else self._setting.device
             arguments = ["--device", device, "--model", self._setting.models[0].path]
-            arguments += ["--batches", ",".join(f"{row.batch}:{row.own_bytes}" for row in batches)]
+            arguments += ["--batches", ",".join(f"{it}:{own_bytes[it]}" for it in batches)]
             arguments += ["--n-ctx", str(found.layers.setting["n_ctx"])]
             arguments += ["--prompt-tokens", str(found.layers.prefill.tokens)]
             arguments += ["--threads", str(self._setting.threads)]
             arguments += ["--seconds", str(int(0.9 * seconds)), *self._partial(way)]
             try:
-                value = ask_worker("layers-beside", *arguments, timeout_s=seconds + 60)
+                value = self._ask(way, "layers-beside", *arguments, timeout_s=seconds + 60)
             except ConductorError as error:
                 report.failures.append(f"{text}: {error.info.message}")
                 continue
@@ -137,6 +165,15 @@ class _Asking:
 def powers_of_two(most: int) -> list[int]:
     """1, 2, 4 … and ``most`` itself. *Pure.*"""
     return sorted({1 << at for at in range(most.bit_length())} | {most})
+
+
+def batches_beside(measured: Collection[int], way: str) -> list[int]:
+    """At which of the measured batches llama.cpp is measured, those first that say most: its
+    largest, too. *Pure.*"""
+    most = BESIDE_CPU_MOST if way == "cpu" else LLAMA_SEQUENCES_MOST
+    # Where only larger ones were measured, it says itself that it has no room for them.
+    possible = [batch for batch in measured if batch <= most] or [min(measured)]
+    return list(dict.fromkeys([*(it for it in BESIDE if it in possible), max(possible)]))
 
 
 def _typed(value: Any, kind: type[T]) -> T:

@@ -40,6 +40,7 @@ class Decode(msgspec.Struct, frozen=True):
         step_ms: when the most likely tokens are asked for.
         logits_ms: when all logits are.
         serial_ms: the same, one layer after the other.
+        transfer_ms, compute_ms: T and C of a serial pass.
         bound_ms: what the bytes of one pass take at the rate of pinned copies.
         own_bytes: what an engine for just this batch takes on the device.
     """
@@ -48,6 +49,8 @@ class Decode(msgspec.Struct, frozen=True):
     step_ms: list[float]
     logits_ms: list[float]
     serial_ms: list[float]
+    transfer_ms: float
+    compute_ms: float
     bound_ms: float
     own_bytes: int
     memory: Memory
@@ -68,6 +71,11 @@ class Decode(msgspec.Struct, frozen=True):
     def bound_share(self) -> float:
         """How much of the PCIe bound was reached, 0 to 1."""
         return self.bound_ms / median(self.step_ms)
+
+    @property
+    def compute_bound(self) -> bool:
+        """Whether transfers hide behind computation, not the other way round."""
+        return self.compute_ms >= self.transfer_ms
 
 
 class Prefill(msgspec.Struct, frozen=True):
@@ -119,19 +127,28 @@ class Agreements(msgspec.Struct, frozen=True):
     Attributes:
         text: of a real text; without a tokenizer the tokens are drawn.
         same: of the same file.
-        itself: llama.cpp's with flash attention, and without.
         copy: llama.cpp's are of a copy in float32, where nothing rounds activations to 8 bits;
             None for a large file.
+        without: of the same file, the layer ``without_layer`` left out of ours.
+        itself: llama.cpp's with flash attention, and without.
     """
 
     text: bool
     same: Agreement
-    itself: Agreement
     copy: Agreement | None
+    without: Agreement
+    without_layer: int
+    itself: Agreement
 
 
 class Layers(msgspec.Struct, frozen=True):
-    """Everything about the pipeline itself."""
+    """Everything about the pipeline itself.
+
+    Attributes:
+        model: of the file; ``random``: its weights are drawn.
+        without_resident: batch 1 when every layer travels; None where every layer does anyway.
+        phases: seconds of each part.
+    """
 
     setting: dict[str, Any]
     device_name: str
@@ -141,6 +158,8 @@ class Layers(msgspec.Struct, frozen=True):
     agreement: Agreements | None
     prefill: Prefill
     decode: list[Decode]
+    without_resident: Decode | None
+    phases: dict[str, float]
     notes: list[str]
 
 
@@ -159,6 +178,7 @@ class Beside(msgspec.Struct, frozen=True):
 
     rows: list[BesideRow]
     prefill_ms: list[float]
+    phases: dict[str, float]
     notes: list[str]
 
 
@@ -185,12 +205,16 @@ class LayersReport:
         found = self.beside.get(way)
         return next((row for row in found.rows if row.batch == batch), None) if found else None
 
+    def ratios(self, way: str) -> dict[int, float]:
+        """Batch → how many times as fast as llama.cpp the pipeline is, all logits wanted."""
+        rows = sorted(self.layers.decode, key=lambda row: row.batch)
+        rates = ((row, self.rate(way, row.batch)) for row in rows)
+        return {row.batch: row.logits_tokens_s / theirs for row, theirs in rates if theirs}
+
     def ahead_from(self, way: str) -> int | None:
         """The smallest batch from which on the pipeline is the faster one at every batch that
-        both were measured at, all logits wanted; None if it is not at the largest."""
+        both were measured at; None if it is not at the largest."""
         first = None
-        for row in sorted(self.layers.decode, key=lambda row: row.batch):
-            theirs = self.rate(way, row.batch)
-            if theirs is not None:
-                first = None if row.logits_tokens_s <= theirs else first or row.batch
+        for batch, ratio in self.ratios(way).items():
+            first = None if ratio <= 1 else first or batch
         return first

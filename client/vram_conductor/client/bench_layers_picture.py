@@ -23,11 +23,12 @@ def layers(pyplot: Any, report: BenchReport) -> None:
     if rows:
         bound = [1e3 * row["batch"] / row["bound_ms"] for row in rows]
         axes.plot(batches, bound, ":", color=LIMIT, label="what the copy rate allows")
-    for key, label, color in (
-        ("tokens_s", "layers travel while others compute", GOOD),
-        ("serial_tokens_s", "the same, one after the other", PALE),
+    for key, label, color, style in (
+        ("tokens_s", "layers travel while others compute", GOOD, "o-"),
+        ("logits_tokens_s", "the same, all logits copied, as llama.cpp does", GOOD, "o--"),
+        ("serial_tokens_s", "one after the other, all logits copied", PALE, "o-"),
     ):
-        axes.plot(batches, [row[key] for row in rows], "o-", color=color, label=label)
+        axes.plot(batches, [row[key] for row in rows], style, color=color, label=label)
     for way, (label, color, style) in WAYS.items():
         theirs = report.data["beside"].get(way, {}).get("rows", [])
         if theirs:

@@ -22,6 +22,7 @@ class Figure:
         wanted: what it should be at least or at most; None: it is for orientation only.
         relation: how value and wanted compare when it is good.
         key: its name in the JSON, for programs.
+        digits: behind the point; None: about three in all.
     """
 
     key: str
@@ -31,6 +32,7 @@ class Figure:
     wanted: float | None = None
     relation: Literal[">=", "<="] = "<="
     note: str = ""
+    digits: int | None = None
 
     @property
     def reached(self) -> bool | None:
@@ -43,10 +45,15 @@ class Figure:
 
     def row(self) -> list[str]:
         """what, measured, wanted, verdict, note."""
-        value = "-" if self.value is None else number(self.value, self.unit)
-        wanted = "" if self.wanted is None else f"{self.relation} {number(self.wanted, self.unit)}"
+        value = "-" if self.value is None else self._number(self.value)
+        wanted = "" if self.wanted is None else f"{self.relation} {self._number(self.wanted)}"
         verdict = {True: "reached", False: "MISSED", None: ""}[self.reached]
         return [self.what, value, wanted, verdict, self.note]
+
+    def _number(self, value: float) -> str:
+        if self.digits is None:
+            return number(value, self.unit)
+        return f"{value:,.{self.digits}f} {self.unit}".rstrip()
 
 
 @dataclass

@@ -1,8 +1,8 @@
 """The layer pipeline on a real file: its speed, its memory, and whether it computes what it should.
 
-One engine with room for one sequence is checked and measured, then one with room for all of the
-largest batch. What PCIe allows is measured beside: a pass cannot be shorter than its bytes take at
-the rate of pinned copies.
+One engine is checked and takes a prompt, one decodes a single sequence in no more memory than that
+takes, and one all larger batches. What PCIe allows is measured beside: a pass cannot be shorter
+than its bytes take at the rate of pinned copies.
 """
 
 from __future__ import annotations
@@ -15,17 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from vram_conductor.worker.bench.bench_memory import BenchMemory
-from vram_conductor.worker.bench.decoding import (
-    Agreement,
-    Step,
-    compare,
-    decode_ms,
-    greedy,
-    random_tokens,
-    step_ms,
-)
+from vram_conductor.worker.bench.decoding import Step, decode_ms, random_tokens, step_ms
+from vram_conductor.worker.bench.layers_agreement import Agreements, IncompleteEngine, agree
 from vram_conductor.worker.bench.layers_setting import LayersSetting
 from vram_conductor.worker.bench.llama_text import read_reference
+from vram_conductor.worker.bench.phases import Phases
+from vram_conductor.worker.bench.random_models import is_random
 from vram_conductor.worker.bench.rates import copy_rates
 from vram_conductor.worker.pipeline.cuda import load_cupy
 from vram_conductor.worker.pipeline.forward import Batch
@@ -34,25 +29,8 @@ from vram_conductor.worker.pipeline.model_file import ModelFile
 from vram_conductor.worker.pipeline.schedule import bound
 from vram_conductor.worker.pipeline.streams import Span
 
-STEP_S = 2.0
-"""Each batch is measured for about so long."""
-
-
-@dataclass(frozen=True)
-class Agreements:
-    """Logits and continuations at the same positions.
-
-    Attributes:
-        text: of a real text; without a tokenizer the tokens are drawn.
-        same: ours and llama.cpp's, of the same file.
-        itself: llama.cpp's with flash attention, and without.
-        copy: ours, and llama.cpp's of a copy of the file in float32; None for a large one.
-    """
-
-    text: bool
-    same: Agreement
-    itself: Agreement
-    copy: Agreement | None
+STEP_S = 0.6
+"""Each way to decode a batch is measured for about so long."""
 
 
 @dataclass(frozen=True)
@@ -67,8 +45,11 @@ class LayersFound:
         agreement: None without a reference.
         prefill: ``serial_ms``, ``single_ms``, ``overlapped_ms`` of every repeat; T, C and bound;
             spans; memory.
-        decode: one row per batch: ms of every step, when the most likely tokens are asked for
-            (``step_ms``) or all logits (``logits_ms``), and serial, with all logits.
+        decode: one row per batch, in rising order: ms of every step, when the most likely tokens
+            are asked for (``step_ms``) or all logits (``logits_ms``), and serial, with all logits;
+            T and C of a serial pass.
+        without_resident: the row of batch 1 when no layer is resident; None where none is anyway.
+        phases: seconds of each part.
         notes: what was left out, and why.
     """
 
@@ -80,6 +61,8 @@ class LayersFound:
     agreement: Agreements | None
     prefill: dict[str, Any]
     decode: list[dict[str, Any]]
+    without_resident: dict[str, Any] | None
+    phases: dict[str, float]
     notes: list[str]
 
 
@@ -107,6 +90,7 @@ def describe(setting: LayersSetting) -> dict[str, Any]:
             "layer_bytes": model.largest_bytes,
             "pass_bytes": sum(unit.n_bytes for unit in model.units),
             "file_bytes": model.gguf.n_bytes,
+            "random": is_random(setting.path),
             "types": sorted({tensor.type.name for tensor in model.gguf.tensors.values()}),
         }
 
@@ -124,8 +108,10 @@ def measure_layers(setting: LayersSetting, reference: Path | None = None) -> Lay
     with BenchMemory(setting.device) as memory:
         measuring = _Measuring(setting, memory, copy_rates(memory.device))
         # What is most wanted comes first: the time may be short.
-        agreement = None if reference is None else measuring.agree(reference)
-        alone, prefill = measuring.decode(setting.alone), measuring.prefill()
+        agreement, prefill = measuring.check(reference)
+        rows = measuring.decode("batch 1", setting.alone)
+        without = measuring.without_resident() if setting.resident_layers else None
+        rows += measuring.decode("larger batches", setting.together)
         return LayersFound(
             setting=setting,
             device_name=memory.name,
@@ -134,7 +120,9 @@ def measure_layers(setting: LayersSetting, reference: Path | None = None) -> Lay
             rates=measuring.rates,
             agreement=agreement,
             prefill=prefill,
-            decode=alone + measuring.decode(setting.together),
+            decode=sorted(rows, key=lambda row: int(row["batch"])),
+            without_resident=without,
+            phases=measuring.phases.seconds,
             notes=measuring.notes,
         )
 
@@ -143,76 +131,100 @@ class _Measuring:
     def __init__(self, setting: LayersSetting, memory: BenchMemory, rates: dict[str, Any]) -> None:
         self._it, self._memory, self.rates = setting, memory, rates
         self._until = time.monotonic() + setting.seconds
+        self.phases = Phases()
         self.notes: list[str] = []
 
-    def _open(self, sequences: int, tokens: int, n_ctx: int, **options: Any) -> LayerEngine:
-        return LayerEngine.open(
-            self._it.path,
-            self._memory.device,
-            window_layers=self._it.window_layers,
-            resident_layers=self._it.resident_layers,
-            n_ctx=n_ctx,
-            sequences=sequences,
-            tokens_max=tokens,
-            **options,
-        )
+    def _open(
+        self, sequences: int, tokens: int, n_ctx: int, *, wanted: int = 0, resident: bool = True
+    ) -> IncompleteEngine:
+        with self.phases.phase("open engines"):
+            return IncompleteEngine.open(
+                self._it.path,
+                self._memory.device,
+                window_layers=self._it.window_layers,
+                resident_layers=self._it.resident_layers if resident else 0,
+                n_ctx=n_ctx,
+                sequences=sequences,
+                tokens_max=tokens,
+                wanted_max=wanted or sequences,
+                timed=True,
+            )
 
-    def agree(self, folder: Path) -> Agreements:
-        """Our logits beside llama.cpp's."""
+    def check(self, folder: Path | None) -> tuple[Agreements | None, dict[str, Any]]:
+        """Our logits beside llama.cpp's, and the prefill."""
+        prompt, agreement = self._it.prompt_tokens, None
+        if folder is None:
+            with self._open(1, prompt, prompt) as engine:
+                return None, self._prefill(engine)
         said, theirs, copy = read_reference(folder)
-        count, more = len(said.tokens), len(said.greedy)
-        with self._open(1, count, count + more, wanted_max=count) as engine:
-            ours = engine.step(Batch.of(said.tokens, 0, 0, range(count)))
-            follows = greedy(engine.step, said.prompt, more)
-        return Agreements(
-            text=said.text,
-            same=compare(ours, theirs, follows, said.greedy),
-            itself=said.itself,
-            copy=None if copy is None else compare(ours, copy, follows, said.copy_greedy),
-        )
+        count = len(said.tokens)
+        n_ctx = max(prompt, count + len(said.greedy))
+        with self._open(1, max(prompt, count), n_ctx, wanted=count) as engine:
+            with self.phases.phase("agreement"):
+                agreement = agree(engine, said, theirs, copy)
+            return agreement, self._prefill(engine)
 
-    def prefill(self) -> dict[str, Any]:
+    def _prefill(self, engine: LayerEngine) -> dict[str, Any]:
         """One prompt in one pass, on the same memory: serial, overlapped from empty slots, and
         overlapped after a pass that has brought the first layers. In turn: clocks change."""
         it = self._it
         took: dict[str, list[float]] = {"serial": [], "single": [], "overlapped": []}
         spans: dict[str, list[Span]] = {}
         alone: list[tuple[float, float]] = []
-        with self._open(1, it.prompt_tokens, it.prompt_tokens, timed=True) as engine:
-            n_vocab = engine.model.hyperparameters.n_vocab
-            batch = Batch.of(random_tokens(it.prompt_tokens, n_vocab), 0)
-            steps = {"serial": engine.step_serial, "single": engine.step, "overlapped": engine.step}
+        batch = Batch.of(random_tokens(it.prompt_tokens, engine.model.hyperparameters.n_vocab), 0)
+        steps = {"serial": engine.step_serial, "single": engine.step, "overlapped": engine.step}
+        engine.spans()
+        with self.phases.phase("prefill"):
             for at in range(1 + it.repeats):
+                if at and time.monotonic() > self._until:
+                    break
                 for name, step in steps.items():
-                    ms = step_ms(step, batch)
+                    took[name].append(step_ms(step, batch))
                     spans[name] = _last_pass(engine.spans())
-                    took[name] += [ms] if at else []
                 alone.append(_each_stream_ms(spans["serial"]))
-            memory = self._bytes(engine)
-        transfer_ms, compute_ms = map(statistics.median, zip(*alone[1:], strict=True))
+        # The first one is a warm-up, where there was time for others.
+        transfer_ms, compute_ms = map(statistics.median, zip(*(alone[1:] or alone), strict=True))
         return {
             "tokens": it.prompt_tokens,
-            **{f"{name}_ms": values for name, values in took.items()},
+            **{f"{name}_ms": values[1:] or values for name, values in took.items()},
             "serial_spans": spans["serial"],
             "overlapped_spans": spans["overlapped"],
             "transfer_ms": transfer_ms,
             "compute_ms": compute_ms,
             "bound": bound(transfer_ms, compute_ms),
-            "memory": memory,
+            "memory": self._bytes(engine),
         }
 
-    def decode(self, batches: Sequence[int]) -> list[dict[str, Any]]:
+    def decode(self, phase: str, batches: Sequence[int]) -> list[dict[str, Any]]:
         """One engine for all of these batches."""
-        if not batches:
+        late = time.monotonic() > self._until
+        if not batches or late:
+            self._leave_out(batches)
             return []
-        rows, most = [], max(batches)
-        with self._open(most, most, self._it.n_ctx) as engine:
+        rows, most, left_out = [], max(batches), []
+        with self._open(most, most, self._it.n_ctx) as engine, self.phases.phase(phase):
             for batch in batches:
                 if time.monotonic() > self._until:
-                    self.notes.append(f"no time was left for batch {batch}")
-                    continue
-                rows.append(self._row(engine, batch, most))
+                    left_out.append(batch)
+                else:
+                    rows.append(self._row(engine, batch, most))
+        self._leave_out(left_out)
         return rows
+
+    def _leave_out(self, batches: Sequence[int]) -> None:
+        if batches:
+            listed = ", ".join(map(str, sorted(batches)))
+            self.notes.append(f"no time was left for batch {listed}")
+
+    def without_resident(self) -> dict[str, Any] | None:
+        """Batch 1, every layer travelling."""
+        if time.monotonic() > self._until:
+            return None
+        with (
+            self._open(1, 1, self._it.n_ctx, resident=False) as engine,
+            self.phases.phase("batch 1 without resident layers"),
+        ):
+            return self._row(engine, 1, 1)
 
     def _row(self, engine: LayerEngine, batch: int, most: int) -> dict[str, Any]:
         seconds = max(0.0, min(STEP_S, self._until - time.monotonic()))
@@ -220,9 +232,11 @@ class _Measuring:
 
         def timed(step: Step) -> list[float]:
             engine.reset()
+            engine.spans()
             return decode_ms(step, batch, n_vocab, steps=self._it.steps, seconds=seconds)
 
         overlapped, logits, serial = map(timed, (engine.step_best, engine.step, engine.step_serial))
+        transfer_ms, compute_ms = _each_stream_ms(_last_pass(engine.spans()))
         bound_ms = engine.figures.streamed_bytes / self.rates["h2d_gb_s"] / 1e6
         memory = self._bytes(engine)
         # An engine for just this batch would have a smaller KV cache and smaller activations.
@@ -233,6 +247,8 @@ class _Measuring:
             "step_ms": overlapped,
             "logits_ms": logits,
             "serial_ms": serial,
+            "transfer_ms": transfer_ms,
+            "compute_ms": compute_ms,
             "bound_ms": bound_ms,
             "own_bytes": memory["window_bytes"] + memory["resident_bytes"] + per_batch + beside,
             "memory": memory,

@@ -8,9 +8,6 @@ from typing import Any
 
 from vram_conductor.protocol.errors import InvalidArgument
 
-POSITIONS = 256
-"""Of the text whose logits are compared."""
-
 
 def add_verbs(verbs: Any) -> None:
     """Register them with an ArgumentParser's subparsers."""
@@ -26,7 +23,8 @@ def add_verbs(verbs: Any) -> None:
     text = verbs.add_parser("layers-text", help="llama.cpp's logits of a text")
     text.add_argument("--model", required=True)
     text.add_argument("--threads", type=int, default=0)
-    text.add_argument("--positions", type=int, default=POSITIONS)
+    text.add_argument("--positions", type=int, default=0)
+    text.add_argument("--seconds", type=float, default=300.0)
     text.add_argument("--folder", type=Path, required=True)
     text.set_defaults(run=_text)
     beside = verbs.add_parser("layers-beside", help="how fast llama.cpp is")
@@ -68,7 +66,7 @@ def _layers(args: argparse.Namespace) -> Any:
 def _text(args: argparse.Namespace) -> Any:
     from vram_conductor.worker.bench.llama_text import write_reference
 
-    return write_reference(args.model, args.threads, args.positions, args.folder)
+    return write_reference(args.model, args.threads, args.positions, args.folder, args.seconds)
 
 
 def _beside(args: argparse.Namespace) -> Any:

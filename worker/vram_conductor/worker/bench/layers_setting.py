@@ -10,6 +10,9 @@ from vram_conductor.protocol.errors import InvalidArgument
 BATCHES_CUDA = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 BATCHES_CPU = (1, 2, 4, 8)
 
+VALUED = (8, 64, 256)
+"""Batches that are wanted most, after one and the largest."""
+
 STEPS = 16
 N_CTX_MIN = 32
 """A warm-up and the measured steps."""
@@ -64,8 +67,10 @@ class LayersSetting:
 
     @property
     def together(self) -> list[int]:
-        """The others, which share an engine."""
-        return sorted({batch for batch in self.batches if batch > 1})
+        """The others, which share an engine, those first that are wanted most."""
+        batches = {batch for batch in self.batches if batch > 1}
+        first = [batch for batch in (max(batches, default=0), *VALUED) if batch in batches]
+        return list(dict.fromkeys([*first, *sorted(batches)]))
 
 
 def layers_setting(

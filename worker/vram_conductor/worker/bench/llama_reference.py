@@ -13,13 +13,10 @@ from typing import Any
 
 from vram_conductor.protocol.errors import ConductorError
 from vram_conductor.worker.bench.bench_memory import BenchMemory
-from vram_conductor.worker.bench.decoding import (
-    decode_ms,
-    random_tokens,
-    step_ms,
-)
+from vram_conductor.worker.bench.decoding import decode_ms, random_tokens, step_ms
 from vram_conductor.worker.bench.layers_setting import STEPS
 from vram_conductor.worker.bench.llama_steps import computer, load_bare
+from vram_conductor.worker.bench.phases import Phases
 from vram_conductor.worker.llama.options import EngineOptions
 from vram_conductor.worker.pipeline.forward import Batch
 from vram_conductor.worker.pipeline.model_file import ModelFile
@@ -27,8 +24,10 @@ from vram_conductor.worker.pipeline.model_file import ModelFile
 ALL_LAYERS = -1
 PREFILLS = 3
 FIT_TRIES = 4
-STEP_S = 2.0
-"""Each batch is measured for about so long."""
+STEP_S = 1.0
+"""Each batch is measured for about so long, and so is the prefill."""
+
+MIB = 1 << 20
 
 
 def measure_reference(
@@ -45,12 +44,13 @@ def measure_reference(
     """Decode and prefill as fast as llama.cpp does them.
 
     Args:
-        batches: (sequences, bytes that it may use on the GPU); bytes only count with ``partial``.
+        batches: (sequences, bytes that it may use on the GPU), those first that are wanted most;
+            bytes only count with ``partial``.
         partial: on cuda, only as many layers on the GPU as fit; otherwise all.
 
     Returns:
         ``rows``: batch, tokens_s, step_ms, gpu_layers, used_bytes; ``prefill_ms`` with the first
-        batch's layers; ``notes``: what was left out, and why.
+        batch's layers; ``phases``: seconds; ``notes``: what was left out, and why.
 
     Raises:
         FailedPrecondition: ``no_library``, ``no_device``.
@@ -68,7 +68,8 @@ class _Reference:
         self._bare = load_bare()
         self._options = EngineOptions(device_kind="cuda" if cuda else "cpu", threads=threads)
         self._model: Any = None
-        self._gpu_layers = 0
+        self._gpu_layers, self._beside_bytes = 0, 0
+        self._phases = Phases()
         self._notes: list[str] = []
         with ModelFile.open(path) as model:
             it = model.hyperparameters
@@ -88,30 +89,39 @@ class _Reference:
         until = time.monotonic() + seconds
         rows: list[dict[str, Any]] = []
         prefill: list[float] = []
+        late: list[int] = []
         most = self._bare.sequences_max()
         for sequences, room_bytes in batches:
             if sequences > most:
                 self._notes.append(f"llama.cpp has at most {most} sequences, not {sequences}")
             elif time.monotonic() > until:
-                self._notes.append(f"no time was left for llama.cpp at batch {sequences}")
+                late.append(sequences)
             elif row := self._row(sequences, room_bytes if partial else None, until):
                 rows.append(row)
                 prefill = prefill or self._prefill(prompt_tokens)
-        return {"rows": rows, "prefill_ms": prefill, "notes": self._notes}
+        if late:
+            listed = ", ".join(map(str, sorted(late)))
+            self._notes.append(f"no time was left for batch {listed}")
+        rows.sort(key=lambda row: int(row["batch"]))
+        phases = self._phases.seconds
+        return {"rows": rows, "prefill_ms": prefill, "phases": phases, "notes": self._notes}
 
     def _row(self, sequences: int, limit: int | None, until: float) -> dict[str, Any] | None:
         """Loads the model as often as it takes to fit."""
-        layers, used = ALL_LAYERS, 0
+        layers, each = ALL_LAYERS, self._each(sequences)
         if limit is not None:
-            layers = min(self._n_layer + 1, limit // self._each(sequences))
+            # What the last one took beside its layers is a good guess.
+            fit = max(0, limit - self._beside_bytes) // each
+            layers = min(self._n_layer + 1, fit)
         for _ in range(FIT_TRIES):
             try:
                 self._load_with(layers)
-                took, used = self._decode(sequences, until)
+                took, used = self._decode(sequences, limit, until)
             except ConductorError as error:
                 self._notes.append(f"batch {sequences}: {error.info.message}")
                 return None
-            if limit is None or used <= limit:
+            self._beside_bytes = max(0, used - max(0, layers) * each)
+            if took:
                 return {
                     "batch": sequences,
                     "tokens_s": 1e3 * sequences / statistics.median(took),
@@ -119,12 +129,13 @@ class _Reference:
                     "gpu_layers": self._gpu_layers,
                     "used_bytes": used,
                 }
-            if layers == 0:
+            assert limit is not None
+            if layers == 0 or time.monotonic() > until:
                 break
-            layers = max(0, layers - max(1, -(-(used - limit) // self._each(sequences))))
+            layers = max(0, layers - max(1, -(-(used - limit) // each)))
         self._notes.append(
-            f"batch {sequences}: llama.cpp with {self._gpu_layers} layers on the GPU uses {used} "
-            f"bytes there, and the pipeline {limit}"
+            f"batch {sequences}: with {self._gpu_layers} layers on the GPU llama.cpp uses "
+            f"{used / MIB:.0f} MiB there, and the pipeline {(limit or 0) / MIB:.0f} MiB"
         )
         return None
 
@@ -135,25 +146,35 @@ class _Reference:
     def _load_with(self, layers: int) -> None:
         if self._model is not None and self._gpu_layers == layers:
             return
-        self._close()
-        self._model = self._bare.BareModel(self._path, self._options, layers)
+        with self._phases.phase("loads"):
+            self._close()
+            self._model = self._bare.BareModel(self._path, self._options, layers)
         self._gpu_layers = layers
 
-    def _decode(self, sequences: int, until: float) -> tuple[list[float], int]:
+    def _decode(self, sequences: int, limit: int | None, until: float) -> tuple[list[float], int]:
+        """Milliseconds of every step, [] if it takes more than the limit; bytes on the GPU."""
         room = self._bare.Room(self._n_ctx, sequences, sequences, sequences)
         seconds = max(0.0, min(STEP_S, until - time.monotonic()))
-        with self._model.open(room) as context:
-            step = computer(context)
-            took = decode_ms(step, sequences, self._model.n_vocab, steps=STEPS, seconds=seconds)
-            return took, self._memory.grown_bytes() or 0
+        with self._phases.phase("decode"), self._model.open(room) as context:
+            took: list[float] = []
+            if not self._over(limit):
+                step, n_vocab = computer(context), self._model.n_vocab
+                took = decode_ms(step, sequences, n_vocab, steps=STEPS, seconds=seconds)
+            return [] if self._over(limit) else took, self._memory.grown_bytes() or 0
+
+    def _over(self, limit: int | None) -> bool:
+        return limit is not None and (self._memory.grown_bytes() or 0) > limit
 
     def _prefill(self, count: int) -> list[float]:
-        with self._model.open(self._bare.Room(count, tokens=count)) as context:
-            batch, took = Batch.of(random_tokens(count, self._model.n_vocab), 0), []
-            for _ in range(1 + PREFILLS):
+        """Where one takes long, it is the only one: the model has computed before."""
+        room = self._bare.Room(count, tokens=count)
+        with self._phases.phase("prefill"), self._model.open(room) as context:
+            batch = Batch.of(random_tokens(count, self._model.n_vocab), 0)
+            took: list[float] = []
+            while len(took) <= PREFILLS and sum(took) < 1e3 * STEP_S:
                 context.clear()
                 took.append(step_ms(computer(context), batch))
-            return took[1:]
+            return took[1:] or took
 
     def _close(self) -> None:
         if self._model is not None:

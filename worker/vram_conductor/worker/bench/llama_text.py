@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,16 @@ import numpy as np
 
 from vram_conductor.worker.bench.decoding import Agreement, compare, greedy, random_tokens
 from vram_conductor.worker.bench.llama_steps import Logits, load_bare, stepper
+from vram_conductor.worker.bench.phases import Phases
 from vram_conductor.worker.bench.reference_text import TEXT
 from vram_conductor.worker.llama.options import EngineOptions
 from vram_conductor.worker.pipeline.forward import Batch
 
 GREEDY_TOKENS = 32
+
+POSITIONS, POSITIONS_LARGE = 256, 64
+LARGE_BYTES = 1 << 30
+"""Of files from this size on fewer positions are compared: llama.cpp computes them on the CPU."""
 
 COPY_BYTES_MOST = 512 << 20
 """Of a file that a copy in float32, seven times as large, is made of."""
@@ -32,8 +38,10 @@ class Said(msgspec.Struct, frozen=True):
         text: whether they are a real text; without a tokenizer they are drawn.
         prompt, greedy: a shorter prompt, and the most likely tokens after it.
         copy_greedy: those of the copy in float32; [] without one.
-        itself: its logits with flash attention beside those without: how far two ways to round
-            lead apart. It rounds activations to 8 bits before products with quantised matrices.
+        itself: its logits and greedy tokens with flash attention beside those without: how far two
+            ways to round lead apart. It rounds activations to 8 bits before products with
+            quantised matrices.
+        phases: seconds of each part.
     """
 
     tokens: list[int]
@@ -42,6 +50,7 @@ class Said(msgspec.Struct, frozen=True):
     greedy: list[int]
     copy_greedy: list[int]
     itself: Agreement
+    phases: dict[str, float]
 
 
 def read_reference(folder: Path) -> tuple[Said, Logits, Logits | None]:
@@ -53,28 +62,42 @@ def read_reference(folder: Path) -> tuple[Said, Logits, Logits | None]:
     return said, logits, np.load(copy, mmap_mode="r") if copy.exists() else None
 
 
-def write_reference(path: str, threads: int, positions: int, folder: Path) -> Said:
+def write_reference(
+    path: str, threads: int, positions: int, folder: Path, seconds: float = 300.0
+) -> Said:
     """Have llama.cpp compute on the CPU, and write the logits into the folder.
+
+    Args:
+        positions: of the text; 0: as many as is right for a file of this size.
+        seconds: after which the copy in float32 is not begun.
 
     Raises:
         FailedPrecondition: ``no_library``.
         ConductorError: what llama.cpp says to the file.
     """
-    bare = load_bare()
-    with bare.BareModel(path, EngineOptions(threads=threads), 0) as model:
-        text = model.tokenize(TEXT)[:positions]
-        tokens = text or random_tokens(positions, model.n_vocab).tolist()
-        logits = _logits(bare, model, tokens, flash=False)
-        np.save(folder / LOGITS, logits)
-        itself = compare(_logits(bare, model, tokens, flash=True), logits)
+    until, bare, phases = time.monotonic() + seconds, load_bare(), Phases()
+    n_bytes = Path(path).stat().st_size
+    with contextlib.ExitStack() as stack:
+        with phases.phase("load"):
+            model = stack.enter_context(bare.BareModel(path, EngineOptions(threads=threads), 0))
+        count = positions or (POSITIONS if n_bytes < LARGE_BYTES else POSITIONS_LARGE)
+        text = model.tokenize(TEXT)[:count]
+        tokens = text or random_tokens(count, model.n_vocab).tolist()
         prompt = tokens[: max(1, len(tokens) // 4)]
-        follows = _greedy(bare, model, prompt)
+        with phases.phase("logits"):
+            logits = _logits(bare, model, tokens, flash=False)
+            np.save(folder / LOGITS, logits)
+        with phases.phase("greedy"):
+            follows = _greedy(bare, model, prompt, flash=False)
+        with phases.phase("itself"):
+            other = _greedy(bare, model, prompt, flash=True)
+            itself = compare(_logits(bare, model, tokens, flash=True), logits, other, follows)
     in_copy: list[int] = []
-    if Path(path).stat().st_size <= COPY_BYTES_MOST:
-        with _copy(bare, path, threads, folder) as model:
+    if n_bytes <= COPY_BYTES_MOST and time.monotonic() < until:
+        with phases.phase("copy"), _copy(bare, path, threads, folder) as model:
             np.save(folder / COPY_LOGITS, _logits(bare, model, tokens, flash=False))
-            in_copy = _greedy(bare, model, prompt)
-    said = Said(tokens, bool(text), prompt, follows, in_copy, itself)
+            in_copy = _greedy(bare, model, prompt, flash=False)
+    said = Said(tokens, bool(text), prompt, follows, in_copy, itself, phases.seconds)
     (folder / SAID).write_bytes(msgspec.json.encode(said))
     return said
 
@@ -93,8 +116,8 @@ def _copy(bare: Any, path: str, threads: int, folder: Path) -> Iterator[Any]:
         copy.unlink(missing_ok=True)
 
 
-def _greedy(bare: Any, model: Any, prompt: list[int]) -> list[int]:
-    room = bare.Room(len(prompt) + GREEDY_TOKENS, tokens=len(prompt), flash=False)
+def _greedy(bare: Any, model: Any, prompt: list[int], *, flash: bool) -> list[int]:
+    room = bare.Room(len(prompt) + GREEDY_TOKENS, tokens=len(prompt), flash=flash)
     with model.open(room) as context:
         return greedy(stepper(context), prompt, GREEDY_TOKENS)
 

@@ -1,38 +1,33 @@
-"""A real text for comparing logits: plain prose, figures, a list, a little code. *Pure.*"""
+"""A real text for comparing logits: an ordinary article of an encyclopaedia. *Pure.*
+
+Such a text is what even a small model has learnt to go on with. It was chosen for what it is before
+anything was compared on it, and stays.
+"""
 
 from __future__ import annotations
 
 TEXT = """\
-The harbour lies at the end of a long valley. In the morning, fog comes up the river and covers the
-lower streets, so that only the church, the old grain store and two cranes can be seen from the
-hills. By ten o'clock it is usually gone. Then the ferries begin to cross, every twenty minutes in
-summer and once an hour in winter, and the first lorries arrive from the north with timber.
+Copper is a chemical element with the symbol Cu and the atomic number 29. It is a soft metal with a
+reddish colour, and it conducts heat and electricity better than any other metal except silver.
+Copper is one of the few metals that are found in nature in a pure form, so people used it very
+early. The oldest known objects made of copper are about ten thousand years old and come from the
+Middle East.
 
-Ships used to wait here for days. There were three berths, and whoever came first unloaded first,
-however little there was to unload. A small boat with forty crates of apples could keep a freighter
-with nine thousand tonnes of ore outside the pier until the next tide. In 1931 the harbour master
-changed this: he let ships share a berth, told every captain in advance how long it would take, and
-wrote down whether he had been right. After one year he was wrong by less than half an hour in nine
-cases out of ten, and the average wait had fallen from 31 hours to 6.
+When copper is melted together with tin, the result is bronze, which is harder than either of the
+two metals. Bronze was used for tools, weapons and bells, and a whole period of history, the Bronze
+Age, is named after it. Brass is made of copper and zinc. It is used for musical instruments, door
+handles and water taps.
 
-His rules were simple:
+Today most copper is used for electrical wires and cables. A house contains about two hundred
+kilograms of it, and an electric car contains more than a car with a petrol engine. Copper is also
+used for pipes and for the roofs of buildings. In the open air its surface slowly turns green. This
+layer protects the metal below, and some roofs of old churches are covered by it. The Statue of
+Liberty in New York is green for the same reason.
 
-1. Nobody is promised a place that is not free.
-2. Whoever waits is told why, and for how long.
-3. A ship that leaves takes its cargo with it; nothing is left on the quay overnight.
-
-People asked him later how he had come to think of it. "I counted," he said. "Before that, everybody
-had an opinion, and nobody had a number." He kept the numbers in a small grey book, which is now in
-the town's museum, between a stuffed heron and the ship's bell of the Adelheid.
-
-Today a program does what he did, and it is not much longer than his rules:
-
-    def next_ship(waiting, free_metres):
-        for ship in sorted(waiting, key=lambda ship: ship.arrived):
-            if ship.length <= free_metres:
-                return ship
-        return None
-
-The fog, however, still comes in the morning, and on such days the pilots go out as they always
-have: slowly, with a lamp at the bow, listening for the bell.
+The largest producer of copper is Chile, followed by Peru, China and the Democratic Republic of the
+Congo. The ore is usually taken from large open mines. It contains less than one per cent of copper,
+so it has to be crushed and concentrated before it can be melted. Copper can be recycled as often as
+one likes without becoming worse, and about a third of the copper that is used every year comes from
+old products. Plants, animals and human beings need small amounts of copper to live, but too much of
+it is poisonous.
 """

@@ -46,6 +46,8 @@ class BareModel:
     def __init__(self, path: str, options: EngineOptions, gpu_layers: int) -> None:
         self._options = options
         params = model_params(options, dry=False)
+        # As its own tools do: what is not repacked need not be copied.
+        params.load_mode = ll.LLAMA_LOAD_MODE_MMAP
         if options.device_kind == "cuda":
             params.n_gpu_layers = gpu_layers
         with library().logs.capture() as capture:

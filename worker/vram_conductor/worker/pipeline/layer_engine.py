@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -84,7 +84,7 @@ class LayerEngine:
         tokens_max: int = 512,
         wanted_max: int | None = None,
         timed: bool = False,
-    ) -> LayerEngine:
+    ) -> Self:
         """Open a model on a device.
 
         Args:
@@ -189,7 +189,7 @@ class LayerEngine:
             assembly.close()
             self.model.close()
 
-    def __enter__(self) -> LayerEngine:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
