@@ -68,7 +68,8 @@ class _Reference:
         self._bare = load_bare()
         self._options = EngineOptions(device_kind="cuda" if cuda else "cpu", threads=threads)
         self._model: Any = None
-        self._gpu_layers, self._beside_bytes = 0, 0
+        self._gpu_layers = 0
+        self._beside_bytes: dict[int, int] = {0: 0}
         self._phases = Phases()
         self._notes: list[str] = []
         with ModelFile.open(path) as model:
@@ -110,8 +111,9 @@ class _Reference:
         """Loads the model as often as it takes to fit."""
         layers, each = ALL_LAYERS, self._each(sequences)
         if limit is not None:
-            # What the last one took beside its layers is a good guess.
-            fit = max(0, limit - self._beside_bytes) // each
+            # A smaller batch took no more beside its layers: what fits is not guessed too low.
+            known = max(batch for batch in self._beside_bytes if batch <= sequences)
+            fit = max(0, limit - self._beside_bytes[known]) // each
             layers = min(self._n_layer + 1, fit)
         for _ in range(FIT_TRIES):
             try:
@@ -120,7 +122,7 @@ class _Reference:
             except ConductorError as error:
                 self._notes.append(f"batch {sequences}: {error.info.message}")
                 return None
-            self._beside_bytes = max(0, used - max(0, layers) * each)
+            self._beside_bytes[sequences] = max(0, used - max(0, layers) * each)
             if took:
                 return {
                     "batch": sequences,
