@@ -6,6 +6,7 @@ import sys
 
 import numpy as np
 import pytest
+from argmax_scenes import ArgmaxScenes
 from kernel_scenes import KernelBench
 from kernel_timing import KernelTimer
 from matvec_scenes import FormatScenes, MatvecScenes, every_type
@@ -16,6 +17,10 @@ from vram_conductor.worker.pipeline.tensor_types import TensorType
 
 FILL_BYTES = 512 << 20
 """More than any cache holds."""
+
+
+class TestArgmax(ArgmaxScenes):
+    pass
 
 
 class TestFormats(FormatScenes):

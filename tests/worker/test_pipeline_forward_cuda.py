@@ -5,10 +5,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cuda_on_cpu.device import EmulatedCuda
-from forward_scenes import ForwardScenes, MakeGpu
+from forward_scenes import LLAMA, TOKENS_ERROR, ForwardScenes, MakeGpu, engine, off
+
+from vram_conductor.worker.pipeline import forward_cuda
+from vram_conductor.worker.pipeline.forward import Batch, Capacity
 
 
 @pytest.fixture
@@ -25,4 +29,15 @@ def make_gpu(kernels: Path) -> Iterator[MakeGpu]:
 
 
 class TestForward(ForwardScenes):
-    pass
+    def test_prepared_launches_do_not_pile_up(
+        self, make_gpu: MakeGpu, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        kept = 10
+        monkeypatch.setattr(forward_cuda, "LAUNCHES_KEPT", kept)
+        room = Capacity(n_ctx=32, tokens_max=4)
+        with engine(make_gpu, LLAMA, room) as there, engine(None, LLAMA, room) as here:
+            for at, tokens in ((0, 3), (3, 1), (4, 2), (6, 3), (9, 1)):
+                batch = Batch.of(self.tokens(tokens), at)
+                assert off(there.step(batch), here.step(batch)) < TOKENS_ERROR
+                forward: Any = there._open().forward
+                assert 0 < len(forward._launches) <= kept

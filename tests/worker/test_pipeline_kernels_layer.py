@@ -1,6 +1,11 @@
-"""Norms, rotation and gate on the CPU's stand-in for a GPU."""
+"""Norms, rotation, gate and choice on the CPU's stand-in for a GPU."""
 
+from argmax_scenes import ArgmaxScenes
 from layer_scenes import GatedScenes, NormScenes, RopeScenes
+
+
+class TestArgmax(ArgmaxScenes):
+    pass
 
 
 class TestNorm(NormScenes):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -97,6 +98,18 @@ def test_chunks_of_the_head_share_its_rows_and_are_no_larger_than_a_layer(model:
     assert len(set(sizes[:-1])) <= 1
     if sizes[0] >= CHUNK_ROWS_MULTIPLE and len(sizes) > 1:
         assert sizes[0] % CHUNK_ROWS_MULTIPLE == 0
+
+
+@given(models(), st.integers(1, 5))
+def test_nor_is_the_chunk_with_the_norm_where_it_fits_exactly(model: Model, count: int) -> None:
+    it, tensors = model
+    head = "token_embd.weight" if it.tied else "output.weight"
+    limit = max(unit.n_bytes for unit in units_of(it, tensors)[: it.n_layer])
+    # As many rows as this many layers' bytes hold: without the norm every chunk would be full.
+    step = CHUNK_ROWS_MULTIPLE if limit // tensors[head].row_bytes >= CHUNK_ROWS_MULTIPLE else 1
+    rows = count * (limit // tensors[head].row_bytes // step * step)
+    tensors = tensors | {head: replace(tensors[head], rows=rows)}
+    assert all(unit.n_bytes <= limit for unit in units_of(it, tensors))
 
 
 @given(models())

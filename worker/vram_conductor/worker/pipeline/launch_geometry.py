@@ -10,6 +10,8 @@ MATVEC_WARPS = 4
 MATVEC_ROWS = 2
 """Of ``matvec.cu``: warps in a block; rows that a warp computes, as there."""
 
+ARGMAX_THREADS = 256
+
 VALUES_BLOCK = 256
 """Threads of a block where each thread has one value, or one pair."""
 
@@ -36,6 +38,11 @@ def rms_norm(rows: int, width: int) -> Geometry:
     """One block per row; a thread for each four values, as far as a block goes."""
     warps = -(-width // (4 * WARP))
     return Geometry((rows,), (min(BLOCK_MAX, warps * WARP),))
+
+
+def argmax(tokens: int) -> Geometry:
+    """One block per token."""
+    return Geometry((tokens,), (ARGMAX_THREADS,))
 
 
 def rope(tokens: int, heads: int, n_rot: int) -> Geometry:

@@ -29,7 +29,6 @@ SOURCES = (
     "gated.cu",
     "argmax.cu",
 )
-ARGMAX_THREADS = 256
 TENSOR_CORES_SINCE = (8, 0)
 """Compute capability from which on ``matmul.cu`` uses them."""
 
@@ -142,7 +141,7 @@ class UnitKernels:
         yield self._linear(unit, slot, "output", "h", logits, wanted)
         yield self._launch(
             "argmax",
-            Geometry((wanted,), (ARGMAX_THREADS,)),
+            geometry.argmax(wanted),
             logits,
             at["best"],
             at["best_token"],
