@@ -64,6 +64,7 @@ def layers(rates: dict[int, float], grown: int | None = 310 * MIB) -> dict[str, 
             "without": agreement | {"cosine": 0.93},
             "without_layer": 15,
             "copy": agreement,
+            "copy_itself": agreement | {"cosine_least": 0.98765},
         },
         "prefill": {
             "tokens": 512,
@@ -122,6 +123,7 @@ def test_what_is_wanted_stands_beside_what_was_measured() -> None:
     assert found["beside"].value == pytest.approx(10)
     assert found["cosine"].value == 0.9996
     assert found["copy_cosine"].value == 0.9995
+    assert "llama.cpp with itself 0.98765" in found["copy_cosine"].note
     assert found["top1"].value == 99
     assert "llama.cpp with itself 93.0 %; on a copy in float32 ours 99.0 %" in found["top1"].note
     assert "llama.cpp with itself 17" in found["greedy"].note

@@ -224,6 +224,8 @@ def test_every_layer_of_a_balanced_model_matters(
     assert found.same.cosine > 0.999
     assert found.copy is not None
     assert found.copy.cosine_least > 0.9999
+    assert found.copy_itself is not None
+    assert 0.999 < found.copy_itself.cosine_least < 1
     assert found.without.cosine < 0.98
 
 

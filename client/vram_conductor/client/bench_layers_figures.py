@@ -106,6 +106,8 @@ def _agreement(report: BenchReport, found: LayersReport) -> None:
         return
     text = "beside llama.cpp on a copy in float32: cosine, worst position"
     note = "nothing is rounded to 8 bits there"
+    if both.copy_itself is not None:
+        note += f"; llama.cpp with itself {both.copy_itself.cosine_least:.5f}"
     _cosine(report, "copy_cosine", text, copy.cosine_least, note)
     share, text = 100 * copy.top1_share, "the same first choice, copy in float32"
     report.add(Figure("copy_top1", text, share, "%", TOP1_PERCENT, ">="))

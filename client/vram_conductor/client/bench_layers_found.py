@@ -130,12 +130,13 @@ class Agreements(msgspec.Struct, frozen=True):
         copy: llama.cpp's are of a copy in float32, where nothing rounds activations to 8 bits;
             None for a large file.
         without: of the same file, the layer ``without_layer`` left out of ours.
-        itself: llama.cpp's with flash attention, and without.
+        itself, copy_itself: llama.cpp's with flash attention, and without.
     """
 
     text: bool
     same: Agreement
     copy: Agreement | None
+    copy_itself: Agreement | None
     without: Agreement
     without_layer: int
     itself: Agreement

@@ -25,6 +25,7 @@ class Agreements:
             nothing.
         without_layer: which one.
         copy: ours, and llama.cpp's of a copy of the file in float32; None for a large one.
+        copy_itself: llama.cpp's of that copy with flash attention, and without.
     """
 
     text: bool
@@ -33,6 +34,7 @@ class Agreements:
     without: Agreement
     without_layer: int
     copy: Agreement | None
+    copy_itself: Agreement | None
 
 
 class IncompleteEngine(LayerEngine):
@@ -73,4 +75,5 @@ def agree(engine: IncompleteEngine, said: Said, theirs: Logits, copy: Logits | N
         without=compare(without, theirs),
         without_layer=layer,
         copy=None if copy is None else compare(ours, copy, follows, said.copy_greedy),
+        copy_itself=said.copy_itself,
     )

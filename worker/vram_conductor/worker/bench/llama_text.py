@@ -41,6 +41,7 @@ class Said(msgspec.Struct, frozen=True):
         itself: its logits and greedy tokens with flash attention beside those without: how far two
             ways to round lead apart. It rounds activations to 8 bits before products with
             quantised matrices.
+        copy_itself: the logits of the copy likewise; None without one.
         phases: seconds of each part.
     """
 
@@ -50,6 +51,7 @@ class Said(msgspec.Struct, frozen=True):
     greedy: list[int]
     copy_greedy: list[int]
     itself: Agreement
+    copy_itself: Agreement | None
     phases: dict[str, float]
 
 
@@ -93,11 +95,14 @@ def write_reference(
             other = _greedy(bare, model, prompt, flash=True)
             itself = compare(_logits(bare, model, tokens, flash=True), logits, other, follows)
     in_copy: list[int] = []
+    copy_itself: Agreement | None = None
     if n_bytes <= COPY_BYTES_MOST and time.monotonic() < until:
         with phases.phase("copy"), _copy(bare, path, threads, folder) as model:
-            np.save(folder / COPY_LOGITS, _logits(bare, model, tokens, flash=False))
+            logits = _logits(bare, model, tokens, flash=False)
+            np.save(folder / COPY_LOGITS, logits)
+            copy_itself = compare(_logits(bare, model, tokens, flash=True), logits)
             in_copy = _greedy(bare, model, prompt, flash=False)
-    said = Said(tokens, bool(text), prompt, follows, in_copy, itself, phases.seconds)
+    said = Said(tokens, bool(text), prompt, follows, in_copy, itself, copy_itself, phases.seconds)
     (folder / SAID).write_bytes(msgspec.json.encode(said))
     return said
 
