@@ -408,6 +408,20 @@ class Canvas:
         return call
 
 
+def test_a_picture_without_a_batch_is_empty() -> None:
+    """As when no time was left for any: nothing can be drawn on logarithmic axes."""
+    pyplot = pytest.importorskip("matplotlib.figure")
+    page = pyplot.Figure()
+
+    class Pages:
+        @staticmethod
+        def subplots(**options: Any) -> Any:
+            return page, page.subplots()
+
+    draw(Pages, BenchReport("pipeline", "cpu", data={"batches": [], "beside": {}}))
+    page.canvas.draw()
+
+
 @pytest.mark.real
 def test_a_tiny_model_is_measured_as_a_user_does(tmp_path: Path) -> None:
     file = tmp_path / "found.json"

@@ -34,9 +34,10 @@ def layers(pyplot: Any, report: BenchReport) -> None:
         if theirs:
             rates = [row["tokens_s"] for row in theirs]
             axes.plot([row["batch"] for row in theirs], rates, style, color=color, label=label)
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
-    axes.set_xticks(batches, [str(batch) for batch in batches])
+    if rows:
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        axes.set_xticks(batches, [str(batch) for batch in batches])
     axes.set_xlabel("sequences that decode side by side")
     axes.set_ylabel("tokens/s")
     axes.grid(visible=True, which="both", alpha=0.2)
