@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from gguf_models import Spec, make_model
 
-from vram_conductor.protocol.errors import FailedPrecondition, InvalidArgument
+from vram_conductor.protocol.errors import Code, FailedPrecondition, InvalidArgument
 from vram_conductor.worker import probe
 from vram_conductor.worker.llama.requantise import requantise
 
@@ -48,6 +48,7 @@ def test_a_source_that_is_no_model(tmp_path: Path) -> None:
     with pytest.raises(FailedPrecondition) as caught:
         requantise(str(tmp_path / "text"), str(tmp_path / "x"), "q8_0")
     assert caught.value.reason == "requantise_failed"
+    assert caught.value.info.code == Code.FAILED_PRECONDITION
     done = asked("requantise", str(tmp_path / "text"), str(tmp_path / "x"))
     assert done.returncode == 1
     assert "could not requantise" in done.stderr.splitlines()[-1]

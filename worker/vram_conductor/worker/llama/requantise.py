@@ -39,5 +39,7 @@ def requantise(source: str, target: str, kind: str) -> None:
     code = ll.llama_model_quantize(source.encode(), target.encode(), params)
     if code != 0:
         raise FailedPrecondition(
-            "requantise_failed", f"llama.cpp could not requantise {source} (code {code})", code=code
+            "requantise_failed",
+            f"llama.cpp could not requantise {source} (code {code}): get the file again",
+            exit_code=code,
         )
