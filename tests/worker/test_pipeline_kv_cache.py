@@ -45,6 +45,8 @@ def test_a_batch_from_plain_numbers() -> None:
         (([1, 2], 0, [0, 0, 0]), "bad_batch", {"tokens": 2, "sequences": 3}),
         (([1], 0, 0, ["last"]), "bad_batch", {"name": "wanted"}),
         (([True], 0), "bad_batch", {"name": "tokens"}),
+        (([[1, 2], [3]], 0), "bad_batch", {"name": "tokens"}),
+        (([1, 2], 2**31 - 1), "bad_batch", {"name": "positions", "most": 2**31}),
     ],
 )
 def test_what_is_no_batch(arguments: Any, reason: str, details: dict[str, int]) -> None:

@@ -77,7 +77,7 @@ class Batch:
             )
         at = _integers("positions", positions)
         if not np.ndim(positions):
-            at = (at + np.arange(count)).astype(np.int32)
+            at = _integers("positions", at.astype(np.int64) + np.arange(count))
         of = _integers("sequences", sequences)
         if not np.ndim(sequences):
             of = np.repeat(of, count)
@@ -129,7 +129,12 @@ class Forward(Protocol):
 
 
 def _integers(name: str, values: ArrayLike) -> NDArray[np.int32]:
-    array = np.atleast_1d(np.asarray(values))
+    try:
+        array = np.atleast_1d(np.asarray(values))
+    except ValueError as error:
+        raise InvalidArgument(
+            "bad_batch", f"{name} are no row of integers: {error}", name=name
+        ) from None
     if not array.size:
         return np.zeros(0, np.int32)
     limits = np.iinfo(np.int32)
