@@ -71,13 +71,10 @@ def test_so_is_a_real_one(smollm2: Path) -> None:
         assert found.tensors["blk.0.attn_q.weight"].type == TensorType.Q4_1
 
 
-def test_a_closed_file_gives_no_data(tmp_path: Path) -> None:
+def test_a_closed_file_gives_no_data() -> None:
     found = GgufTensors.open(make_model(SPECS["llama"]))
-    view = found.data("output_norm.weight")
-    before = bytes(view)
     found.close()
     found.close()
-    assert bytes(view) == before
     with pytest.raises(ValueError, match="was closed"):
         found.data("output_norm.weight")
 

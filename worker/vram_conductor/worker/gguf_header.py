@@ -49,11 +49,13 @@ class GgufHeader:
     Attributes:
         metadata: key → value; long arrays are left out.
         data_offset: where the data begins in the file, in bytes.
+        alignment: of every tensor, in bytes; a power of two.
     """
 
     metadata: dict[str, Value]
     tensors: list[TensorInfo]
     data_offset: int
+    alignment: int
 
 
 def read_header(path: str) -> GgufHeader:
@@ -63,7 +65,11 @@ def read_header(path: str) -> GgufHeader:
         NotFound: ``no_such_model``.
         InvalidArgument: ``bad_model``: not a GGUF, or one that ends or is corrupt in its header.
     """
-    file_bytes = Path(path).stat().st_size if Path(path).is_file() else 0
+    try:
+        file_bytes = Path(path).stat().st_size
+    except (OSError, ValueError):
+        # The check says why.
+        file_bytes = 0
     check_gguf(path, file_bytes)
     with (
         Path(path).open("rb") as file,
@@ -102,9 +108,11 @@ class _Reader:
         if len({tensor.name for tensor in tensors}) < n_tensors:
             raise ValueError("two tensors have the same name")
         alignment = metadata.get("general.alignment", 32)
-        if not isinstance(alignment, int) or alignment <= 0 or alignment & (alignment - 1):
+        # True is an int, too.
+        whole = 0 if isinstance(alignment, bool) or not isinstance(alignment, int) else alignment
+        if whole <= 0 or whole & (whole - 1):
             raise ValueError(f"general.alignment is {alignment!r}, not a power of two")
-        return GgufHeader(metadata, tensors, -(-self.at // alignment) * alignment)
+        return GgufHeader(metadata, tensors, -(-self.at // whole) * whole, whole)
 
     def _take(self, one: struct.Struct) -> int:
         value = one.unpack_from(self._data, self.at)[0]

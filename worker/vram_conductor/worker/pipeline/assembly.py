@@ -69,7 +69,7 @@ class Assembly:
 
 
 def assemble_host(plan: Plan) -> Assembly:
-    """Threads and NumPy: units are copied out of the mapped file.
+    """Threads and NumPy: units are read from the file.
 
     Raises:
         ResourceExhausted: ``host_memory_short``, before anything is allocated or read.

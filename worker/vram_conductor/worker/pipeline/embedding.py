@@ -14,9 +14,14 @@ def embed(model: ModelFile, tokens: NDArray[np.int32]) -> NDArray[np.float32]:
 
     Args:
         tokens: ids within the vocabulary (n,).
+
+    Raises:
+        DataLoss: as ``GgufTensors.read``.
     """
     table = model.embedding
-    rows = model.gguf.data(table.name).reshape(table.rows, table.row_bytes)[tokens]
+    rows = np.empty((len(tokens), table.row_bytes), np.uint8)
+    for row, token in zip(rows, tokens.tolist(), strict=True):
+        model.gguf.read(table.name, token * table.row_bytes, row)
     x = dequantise(rows, table.type, len(tokens), table.columns)
     x *= np.float32(model.hyperparameters.embedding_scale)
     return x

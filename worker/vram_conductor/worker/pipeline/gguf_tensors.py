@@ -1,15 +1,17 @@
 """A GGUF's tensors as they lie in the file, quantised, for the layer pipeline.
 
-Nothing is read but the header until somebody asks for a tensor's bytes: the data is memory-mapped.
+Nothing is read but the header until somebody asks for a tensor's bytes. They are read, not mapped:
+whoever touches a mapping of a file that was cut off meanwhile is killed (SIGBUS).
 What the pipeline cannot compute (an architecture, a tensor type) is refused at once, by name.
 """
 
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,17 +66,22 @@ class GgufTensors:
     """
 
     def __init__(
-        self, path: Path, metadata: dict[str, Value], tensors: dict[str, Tensor], n_bytes: int
+        self,
+        path: Path,
+        file: BinaryIO,
+        metadata: dict[str, Value],
+        tensors: dict[str, Tensor],
+        n_bytes: int,
     ) -> None:
         self.path = path
         self.metadata = metadata
         self.tensors = tensors
         self.n_bytes = n_bytes
-        self._bytes: NDArray[np.uint8] | None = np.memmap(path, np.uint8, "r")
+        self._file: BinaryIO | None = file
 
     @classmethod
     def open(cls, path: str | Path) -> GgufTensors:
-        """Read the header and map the data.
+        """Read the header.
 
         Raises:
             NotFound: ``no_such_model``.
@@ -87,31 +94,71 @@ class GgufTensors:
         _check_split(path, header)
         _check_architecture(path, header)
         tensors = [_tensor(path, info, header.data_offset) for info in header.tensors]
-        n_bytes = path.stat().st_size
-        _check_complete(path, tensors, n_bytes)
-        return cls(path, header.metadata, {tensor.name: tensor for tensor in tensors}, n_bytes)
+        _check_apart(path, tensors, header.alignment)
+        file = path.open("rb", buffering=0)
+        try:
+            n_bytes = os.fstat(file.fileno()).st_size
+            _check_complete(path, tensors, n_bytes)
+            named = {tensor.name: tensor for tensor in tensors}
+            return cls(path, file, header.metadata, named, n_bytes)
+        except BaseException:
+            file.close()
+            raise
 
-    def data(self, name: str) -> NDArray[np.uint8]:
-        """The tensor's bytes, (n_bytes,): a read-only view of the mapped file.
+    def read(self, name: str, first: int, out: NDArray[np.uint8]) -> None:
+        """Fill ``out`` (n,), contiguous, with the tensor's bytes from byte ``first`` on. Several
+        threads may read at once.
 
         Raises:
             KeyError: there is no such tensor.
             ValueError: the file was closed.
+            DataLoss: ``truncated_model``: it was cut off meanwhile; ``unreadable_model``.
         """
-        if self._bytes is None:
+        if self._file is None:
             raise ValueError(f"{self.path} was closed")
-        tensor = self.tensors[name]
-        return self._bytes[tensor.offset : tensor.offset + tensor.n_bytes]
+        at, left = self.tensors[name].offset + first, out.data
+        while left:
+            try:
+                count = os.preadv(self._file.fileno(), [left], at)
+            except OSError as error:
+                raise DataLoss(
+                    "unreadable_model",
+                    f"{self.path} cannot be read any more: {error.strerror}",
+                    path=str(self.path),
+                    tensor=name,
+                ) from None
+            if not count:
+                raise self._cut_off(name, at)
+            at, left = at + count, left[count:]
+
+    def data(self, name: str) -> NDArray[np.uint8]:
+        """All bytes of a tensor, (n_bytes,). Raises as :meth:`read`."""
+        out = np.empty(self.tensors[name].n_bytes, np.uint8)
+        self.read(name, 0, out)
+        return out
 
     def close(self) -> None:
-        """Views that are still around keep the mapping alive until they are gone."""
-        self._bytes = None
+        """More than once is fine."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
     def __enter__(self) -> GgufTensors:
         return self
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+    def _cut_off(self, name: str, at: int) -> DataLoss:
+        return DataLoss(
+            "truncated_model",
+            f"{self.path} ends at byte {at} within tensor {name}; it had {self.n_bytes} bytes when "
+            "it was opened: get the file again, and replace it by renaming, not by writing over it",
+            path=str(self.path),
+            tensor=name,
+            file_bytes=at,
+            opened_bytes=self.n_bytes,
+        )
 
 
 def _check_split(path: Path, header: GgufHeader) -> None:
@@ -183,6 +230,25 @@ def _tensor(path: Path, info: TensorInfo, data_offset: int) -> Tensor:
             tensor=info.name,
         )
     return Tensor(info.name, kind, rows, columns, data_offset + info.offset)
+
+
+def _check_apart(path: Path, tensors: Iterable[Tensor], alignment: int) -> None:
+    """A damaged offset would give the weights of another tensor."""
+    end, before = 0, ""
+    for tensor in sorted(tensors, key=lambda tensor: tensor.offset):
+        if tensor.offset % alignment:
+            what = f"begins at byte {tensor.offset}, no multiple of {alignment}"
+        elif tensor.offset < end:
+            what = f"begins at byte {tensor.offset}, within tensor {before}, which ends at {end}"
+        else:
+            end, before = tensor.offset + tensor.n_bytes, tensor.name
+            continue
+        raise InvalidArgument(
+            "bad_model",
+            f"{path} is corrupt: tensor {tensor.name} {what}; get the file again",
+            path=str(path),
+            tensor=tensor.name,
+        )
 
 
 def _check_complete(path: Path, tensors: Iterable[Tensor], n_bytes: int) -> None:

@@ -30,6 +30,9 @@ HEAD_DIM_MULTIPLE = 32
 HEAD_DIM_MAX = 256
 """What the attention kernel is made for."""
 
+_POSITIONS_MOST = (1 << 31) - 1
+"""They are 32-bit integers: a window beyond it sees everything."""
+
 _GEMMA3_PERIOD = 6
 """Of Gemma 3's layers, every sixth sees everything; the others see a window."""
 
@@ -174,7 +177,7 @@ def read_hyperparameters(
         attention_scale=1 / math.sqrt(n_embd / n_head if wide else head_dim),
         embedding_scale=math.sqrt(n_embd) if gemma else 1.0,
         activation="gelu" if gemma else "silu",
-        sliding_window=metadata.natural("attention.sliding_window", 0),
+        sliding_window=min(metadata.natural("attention.sliding_window", 0), _POSITIONS_MOST),
         window_period=metadata.positive("attention.sliding_window_pattern", _GEMMA3_PERIOD),
         qk_norm=gemma,
         post_norms=gemma,
@@ -222,6 +225,8 @@ def _ropes(
         raise metadata.bad("rope.dimension_count", f"{n_rot} with heads of {head_dim} values")
     if divisors is not None and len(divisors) != n_rot // 2:
         raise metadata.bad("rope.dimension_count", f"{n_rot} with {len(divisors)} rope_freqs")
+    if divisors is not None and not (divisors > 0).all():
+        raise metadata.bad("rope.dimension_count", f"{n_rot} with rope_freqs not all above 0")
     scaling = _scaling(metadata)
     if metadata.arch == "gemma3" and scaling.kind == "yarn":
         raise metadata.unsupported("rope.scaling.type", "yarn in this architecture")
@@ -230,7 +235,12 @@ def _ropes(
     if min(base, local) <= 1:
         raise metadata.bad("rope.freq_base", f"{min(base, local)}, not above 1")
     unscaled = RopeScaling(attention_factor=scaling.attention_factor)
-    return rope_of(n_rot, base, scaling, divisors), rope_of(n_rot, local, unscaled)
+    ropes = rope_of(n_rot, base, scaling, divisors), rope_of(n_rot, local, unscaled)
+    if not all(np.isfinite(turn.inverse_frequencies).all() for turn in ropes):
+        raise metadata.bad(
+            "rope.scaling.factor", f"{scaling.factor:g}, too near to 0 (or so are rope_freqs)"
+        )
+    return ropes
 
 
 def _scaling(metadata: Metadata) -> RopeScaling:

@@ -80,19 +80,21 @@ def units_of(it: Hyperparameters, tensors: Mapping[str, Tensor]) -> list[Unit]:
 
 
 def fill(
-    unit: Unit, data: Callable[[str], NDArray[np.uint8]], out: NDArray[np.uint8]
+    unit: Unit, read: Callable[[str, int, NDArray[np.uint8]], None], out: NDArray[np.uint8]
 ) -> NDArray[np.uint8]:
     """Write the unit's bytes into ``out`` (at least n_bytes,) and return that part of it.
 
-    ``data`` gives the bytes of a tensor of the file by its name. Gaps between tensors become 0.
+    ``read(name, first, part)`` fills a part with a tensor's bytes from ``first`` on. Gaps between
+    tensors become 0.
     """
     out = out[: unit.n_bytes]
+    assert len(out) == unit.n_bytes
     end = 0
     for placed in unit.tensors.values():
         size, first = placed.n_bytes, placed.rows.start * placed.tensor.row_bytes
         out[end : placed.offset] = 0
         end = placed.offset + size
-        out[placed.offset : end] = data(placed.tensor.name)[first : first + size]
+        read(placed.tensor.name, first, out[placed.offset : end])
     out[end:] = 0
     return out
 

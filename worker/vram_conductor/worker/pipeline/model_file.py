@@ -61,8 +61,12 @@ class ModelFile:
         return max(unit.n_bytes for unit in self.units)
 
     def fill(self, unit: Unit, out: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """Write the unit's bytes into ``out`` (at least unit.n_bytes,); returns that part."""
-        return fill(unit, self.gguf.data, out)
+        """Write the unit's bytes into ``out`` (at least unit.n_bytes,); returns that part.
+
+        Raises:
+            DataLoss: as ``GgufTensors.read``.
+        """
+        return fill(unit, self.gguf.read, out)
 
     def close(self) -> None:
         """More than once is fine."""

@@ -82,7 +82,9 @@ def rope_of(
         frequencies = frequencies * (kept + (1 - kept) / scaling.factor)
         if scaling.factor > 1:
             magnitude *= 1 + 0.1 * math.log(scaling.factor)
-    return Rope(frequencies.astype(np.float32), magnitude)
+    # What is no finite number is for the caller to refuse.
+    with np.errstate(over="ignore"):
+        return Rope(frequencies.astype(np.float32), magnitude)
 
 
 def _kept_share(
