@@ -13,21 +13,26 @@ inline void mma_16816(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)
     memcpy(mine.a, a, sizeof a);
     memcpy(mine.b, b, sizeof b);
     cuda_on_cpu::exchange(~0u, mine, line);
-    const auto half_of = [](unsigned pair, int high) {
-        return half_to_float(static_cast<unsigned short>(high ? pair >> 16 : pair));
-    };
+    // Of the two rows and two columns that this lane's results are made of.
     const int group = cuda_on_cpu::lane() / 4, in_group = cuda_on_cpu::lane() % 4;
+    float rows[2][16], columns[2][16];
+    const auto put = [](float* to, unsigned pair) {
+        to[0] = half_to_float(static_cast<unsigned short>(pair));
+        to[1] = half_to_float(static_cast<unsigned short>(pair >> 16));
+    };
+    for (int of = 0; of < 4; ++of) {
+        const auto left = cuda_on_cpu::of_lane<Fragments>(group * 4 + of, line);
+        for (int i = 0; i < 4; ++i) put(&rows[i % 2][i / 2 * 8 + 2 * of], left.a[i]);
+        for (int column = 0; column < 2; ++column) {
+            const int lane = (in_group * 2 + column) * 4 + of;
+            const auto right = cuda_on_cpu::of_lane<Fragments>(lane, line);
+            for (int i = 0; i < 2; ++i) put(&columns[column][i * 8 + 2 * of], right.b[i]);
+        }
+    }
     float sums[4];
     for (int at = 0; at < 4; ++at) {
-        const int row = group + at / 2 * 8, column = in_group * 2 + at % 2;
-        float sum = c[at];
-        for (int k = 0; k < 16; ++k) {
-            const int of = k % 8 / 2;
-            const auto left = cuda_on_cpu::of_lane<Fragments>(row % 8 * 4 + of, line);
-            const auto right = cuda_on_cpu::of_lane<Fragments>(column * 4 + of, line);
-            sum += half_of(left.a[row / 8 + k / 8 * 2], k % 2) * half_of(right.b[k / 8], k % 2);
-        }
-        sums[at] = sum;
+        sums[at] = c[at];
+        for (int k = 0; k < 16; ++k) sums[at] += rows[at / 2][k] * columns[at % 2][k];
     }
     memcpy(d, sums, sizeof sums);
 }
