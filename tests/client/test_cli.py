@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -374,6 +375,15 @@ def test_a_full_disk_is_said_in_one_line(broker: ScriptedBroker) -> None:
     assert done.returncode == 1
     assert done.stderr == "conductor: No space left on device (os_error)\n"
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+def test_who_closes_stdout_hears_nothing(broker: ScriptedBroker, closed: str) -> None:
+    command = shlex.join([*CONDUCTOR, "list", "--clients", broker.endpoint])
+    done = subprocess.run(["sh", "-c", f"{command} {closed}"], capture_output=True, timeout=60)
+    assert done.returncode == 0
+    assert done.stderr == b""
+    assert bool(done.stdout) == (closed == "2>&-")
 
 
 def test_a_locale_without_unicode_shows_question_marks(broker: ScriptedBroker) -> None:

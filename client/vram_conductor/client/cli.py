@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -136,6 +137,7 @@ def exit_code(error: ConductorError) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit status."""
+    _open_missing()
     given = list(sys.argv[1:] if argv is None else argv)
     if given and given[0] in cli_run.PARTS:
         # All flags, --help too, are the part's own; this does not return.
@@ -166,6 +168,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_FAILED
     finally:
         signal.signal(signal.SIGTERM, previous or signal.SIG_DFL)
+
+
+def _open_missing() -> None:
+    """Who closed stdout or stderr (``>&-``) wants to hear nothing; Python then has None there."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115
 
 
 def _failed(output: Output, error: ConductorError, command: str) -> int:
