@@ -8,7 +8,7 @@ from typing import Any
 
 from vram_conductor.client.bench_pictures import PICTURES
 from vram_conductor.client.bench_report import BenchReport
-from vram_conductor.protocol.errors import FailedPrecondition
+from vram_conductor.protocol.errors import FailedPrecondition, InvalidArgument
 
 
 def load_pyplot() -> Any:
@@ -26,6 +26,16 @@ def load_pyplot() -> Any:
             "matplotlib_missing",
             "pictures need matplotlib: pip install matplotlib, or leave out --plot",
         ) from None
+
+
+def check_picture(name: str) -> None:
+    """Raises InvalidArgument ``bad_output`` for what is no name of a picture."""
+    if Path(name).suffix.lower() != ".png":
+        raise InvalidArgument(
+            "bad_output",
+            f"--plot {name}: pictures are PNG; name a file that ends with .png",
+            path=name,
+        )
 
 
 def plot(report: BenchReport, path: Path) -> None:

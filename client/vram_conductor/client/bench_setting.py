@@ -30,7 +30,7 @@ from vram_conductor.protocol.errors import (
 from vram_conductor.protocol.values import DeviceKind
 
 CHILD_S = 300.0
-_LISTEN_S = 5.0
+_LISTEN_S, _END_S = 5.0, 5.0
 _NEWS = "news: "
 RANDOM_CUDA = ("0.36B", "0.5B", "1.2B")
 RANDOM_CPU = ("tiny-1", "tiny-2", "tiny-3")
@@ -177,29 +177,51 @@ def ask_worker(
         FailedPrecondition: ``worker_missing``: it cannot be imported.
         Internal: ``bench_failed``: it said nothing that can be understood.
     """
-    command = worker_command(*arguments)
     try:
         with _listening(news) as (stderr, said):
-            result = subprocess.run(
-                command,
-                stdout=subprocess.PIPE,
-                stderr=stderr,
-                text=True,
-                timeout=timeout_s,
-                stdin=subprocess.DEVNULL,
-                env={**os.environ, **(env or {})},
-            )
+            code, answer = _run(worker_command(*arguments), stderr, timeout_s, env or {})
     except subprocess.TimeoutExpired:
         raise Internal(
             "bench_failed", f"bench {arguments[0]} gave no answer within {timeout_s:.0f} s"
         ) from None
     try:
-        value = msgspec.json.decode(result.stdout)
+        value = msgspec.json.decode(answer)
+        error = value.get("error") if isinstance(value, dict) else None
+        info = None if error is None else msgspec.convert(error, ErrorInfo)
     except msgspec.DecodeError:
-        raise _silent(arguments[0], result.returncode, said) from None
-    if isinstance(value, dict) and "error" in value:
-        raise error_from_info(msgspec.convert(value["error"], ErrorInfo))
+        raise _silent(arguments[0], code, said) from None
+    if info is not None:
+        raise error_from_info(info)
     return value
+
+
+def _run(
+    command: Sequence[str], stderr: int, timeout_s: float, env: Mapping[str, str]
+) -> tuple[int, str]:
+    """Exit code and stdout of a child, which has ended whatever happens.
+
+    Raises:
+        TimeoutExpired: of ``subprocess``.
+    """
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        env={**os.environ, **env},
+    ) as process:
+        try:
+            answer, _ = process.communicate(timeout=timeout_s)
+        except BaseException:
+            # Killed at once, it would leave the half of a model that it was writing.
+            process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_END_S)
+            raise
+        finally:
+            process.kill()
+        return process.returncode, answer
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from vram_conductor.client import (
     bench_switch,
     cli_bench_pipeline,
 )
-from vram_conductor.client.bench_plot import load_pyplot, plot
+from vram_conductor.client.bench_plot import check_picture, load_pyplot, plot
 from vram_conductor.client.bench_report import BenchReport
 from vram_conductor.client.bench_setting import (
     RANDOM_CPU,
@@ -35,6 +36,8 @@ from vram_conductor.client.live_line import Waiting
 from vram_conductor.client.output import Output
 from vram_conductor.protocol.config import SleepMode
 from vram_conductor.protocol.errors import InvalidArgument
+
+SECONDS_MOST = 7 * 86_400.0
 
 Measure = Callable[[Setting, BenchReport, Callable[[str], None]], None]
 
@@ -114,9 +117,13 @@ def _run(args: argparse.Namespace, output: Output) -> int:
     check_worker_packages()
     if args.json or args.json_file == "-":
         output = Output(json=True)
-    if args.plot:
-        # Said before minutes of measuring, not after.
+    # Said before minutes of measuring, not after.
+    if args.plot is not None:
+        check_picture(args.plot)
+        _check_writable("--plot", args.plot)
         load_pyplot()
+    if args.json_file not in (None, "-"):
+        _check_writable("--json", args.json_file)
     setting = make_setting(args)
     measure, _ = BENCHES[args.verb]
     report = BenchReport(args.verb, setting.device, setting=setting.plain())
@@ -129,18 +136,38 @@ def _run(args: argparse.Namespace, output: Output) -> int:
         if report.figures:
             _show(report, args, output)
         raise
-    _show(report, args, output)
-    if args.plot:
-        plot(report, Path(args.plot))
+    try:
+        if args.plot is not None:
+            plot(report, Path(args.plot))
+    finally:
+        _show(report, args, output)
     return 1 if report.failures else 0
 
 
 def _show(report: BenchReport, args: argparse.Namespace, output: Output) -> None:
-    output.text(report.text(output.width))
-    output.value(report.json())
-    if args.json_file not in (None, "-"):
-        data = msgspec.json.format(msgspec.json.encode(report.json()), indent=1)
-        Path(args.json_file).write_bytes(data + b"\n")
+    # The file first: a stdout that is full or that nobody reads any more costs only itself.
+    try:
+        if args.json_file not in (None, "-"):
+            data = msgspec.json.format(msgspec.json.encode(report.json()), indent=1)
+            Path(args.json_file).write_bytes(data + b"\n")
+    finally:
+        output.text(report.text(output.width))
+        output.value(report.json())
+
+
+def _check_writable(flag: str, name: str) -> None:
+    """Raises InvalidArgument ``bad_output`` for a file that could not be written later."""
+    path = Path(name)
+    folder = path.parent
+    if not name or path.is_dir():
+        what = "is no file" if name else "names no file"
+    elif not folder.is_dir():
+        what = f"there is no folder {folder}"
+    elif not os.access(path if path.exists() else folder, os.W_OK):
+        what = "it may not be written"
+    else:
+        return
+    raise InvalidArgument("bad_output", f"{flag} {name}: {what}; name another file", path=name)
 
 
 def _say(output: Output, waiting: Waiting) -> Callable[[str], None]:
@@ -168,6 +195,11 @@ def make_setting(args: argparse.Namespace) -> Setting:
         extra = cli_bench_pipeline.extra(args, on_cuda=device != "cpu")
     if args.rounds < 0 or args.threads < 0:
         raise InvalidArgument("bad_value", "--rounds and --threads must not be negative")
+    # Not a number is not within anything, either.
+    if not 0 <= args.seconds <= SECONDS_MOST:
+        raise InvalidArgument(
+            "bad_value", f"--seconds {args.seconds:g}: take 0 to {SECONDS_MOST:.0f} (a week)"
+        )
     until_s = time.monotonic() + args.seconds
     return Setting(
         device, _models(args, device), args.rounds, args.threads, until_s, args.sleep, extra
@@ -180,5 +212,8 @@ def _models(args: argparse.Namespace, device: str) -> tuple[BenchModel, ...]:
     if args.models:
         return given_models(args.models)
     usual = RANDOM_CUDA if device.startswith("cuda") else RANDOM_CPU
-    sizes = args.random.split(",") if args.random else usual
-    return random_models([size.strip() for size in sizes if size.strip()])
+    sizes = usual if args.random is None else args.random.split(",")
+    named = [size.strip() for size in sizes if size.strip()]
+    if not named:
+        raise InvalidArgument("bad_value", f"--random names no size: take {','.join(usual)}")
+    return random_models(named)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,12 +13,13 @@ from typing import Any
 
 import msgspec
 
-from vram_conductor.protocol.errors import ConductorError
+from vram_conductor.protocol.errors import ConductorError, ResourceExhausted
 from vram_conductor.worker.bench.layers_command import add_verbs
 from vram_conductor.worker.bench.memory import watch
 from vram_conductor.worker.bench.random_models import make_random
 from vram_conductor.worker.bench.random_shapes import find_shape
 from vram_conductor.worker.bench.rates import COPY_BYTES, REPEATS, copy_rates
+from vram_conductor.worker.memory import host_memory
 from vram_conductor.worker.vram import NvmlSampler
 
 
@@ -27,9 +30,25 @@ def main(argv: Sequence[str] | None = None) -> int:
         value = args.run(args)
     except ConductorError as error:
         value = {"error": error.info}
+    except (MemoryError, OSError) as error:
+        if isinstance(error, OSError) and error.errno != errno.ENOMEM:
+            raise
+        value = {"error": _no_memory(error).info}
     if value is not None:
         sys.stdout.write(msgspec.json.encode(value).decode() + "\n")
     return 1 if isinstance(value, dict) and "error" in value else 0
+
+
+def _no_memory(error: MemoryError | OSError) -> ResourceExhausted:
+    """Of a process that may not take as much as is free (``ulimit -v``)."""
+    available_bytes = host_memory().available_bytes
+    return ResourceExhausted(
+        "host_memory_short",
+        f"this process gets no more memory ({error or 'no size was said'}), with "
+        f"{available_bytes} bytes available on the host: raise its limit (ulimit -v), or take less "
+        "(fewer layers, sequences, tokens of context)",
+        available_bytes=available_bytes,
+    )
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -117,4 +136,6 @@ def _rates(args: argparse.Namespace) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
+    # An end like another: what is half written is removed.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     sys.exit(main())
