@@ -7,77 +7,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from kernel_scenes import SEED
 from kernel_timing import KernelTimer
-from quantised_models import random_rows
+from matmul_rig import MatmulRig
 
-from vram_conductor.worker.pipeline.gpu import Launch
 from vram_conductor.worker.pipeline.kernel_source import kernel_source
-from vram_conductor.worker.pipeline.matmul_geometry import (
-    TILE_ROWS,
-    Matmul,
-    matmul,
-    tile_tokens,
-    to_half,
-    with_tile,
-)
+from vram_conductor.worker.pipeline.matmul_geometry import TILE_ROWS, tile_tokens, with_tile
 from vram_conductor.worker.pipeline.tensor_types import TensorType
 
-CACHES_BYTES = 256 << 20
 FILL_BYTES = 512 << 20
-LARGEST_TOKENS = 512
 
 KINDS = (TensorType.Q4_0, TensorType.Q4_K, TensorType.Q8_0, TensorType.Q6_K)
 every_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 every_shape = pytest.mark.parametrize(("rows", "columns"), [(4096, 14336), (14336, 4096)])
-
-
-class Rig:
-    """A matrix, as often as no cache holds it, and activations for it."""
-
-    def __init__(self, timer: KernelTimer, kind: TensorType, rows: int, columns: int) -> None:
-        self.timer, self.kind, self.rows, self.columns = timer, kind, rows, columns
-        self.n_bytes = rows * kind.row_bytes(columns)
-        self.cores = timer.gpu.capability >= (8, 0)
-        self._module = timer.gpu.module(kernel_source("matmul.cu"))
-        # Random, not zeros: the device is slower where more of its bits change.
-        rng = np.random.default_rng(SEED)
-        data = np.ascontiguousarray(random_rows(rng, kind, columns, np.ones(rows)))
-        x = rng.normal(size=(LARGEST_TOKENS, columns)).astype(np.float32)
-        self._weights = [timer.upload(data) for _ in range(-(-CACHES_BYTES // self.n_bytes))]
-        self._x = timer.upload(x)
-        self._half = timer.memory(2 * x.size)
-        self._scale = timer.memory(4 * LARGEST_TOKENS)
-        self._y = timer.memory(4 * LARGEST_TOKENS * rows)
-        self.to_half_ms(LARGEST_TOKENS)
-
-    def ms(self, tokens: int, chosen: Matmul | None = None) -> float:
-        """Of one product."""
-        chosen = chosen or matmul(
-            self.kind,
-            self.rows,
-            tokens,
-            multiprocessors=self.timer.gpu.multiprocessors,
-            tensor_cores=self.cores,
-        )
-        sizes = np.int32(self.rows), np.int32(self.columns), np.int32(tokens)
-        launches = [
-            self._prepare(chosen, w, self._half, self._scale, self._y, 0, 0, *sizes)
-            for w in self._weights
-        ]
-        return self.timer.ms(launches)
-
-    def to_half_ms(self, tokens: int) -> float:
-        sizes = np.int32(tokens), np.int32(self.columns)
-        launch = Matmul("to_half", to_half(tokens))
-        return self.timer.ms([self._prepare(launch, self._x, self._half, self._scale, *sizes)] * 20)
-
-    def tflops(self, tokens: int, ms: float) -> float:
-        return 2e-9 * self.rows * self.columns * tokens / ms
-
-    def _prepare(self, launch: Matmul, *arguments: int | np.generic) -> Launch:
-        it = launch.geometry
-        return self._module.prepare(launch.kernel, it.grid, it.block, arguments, it.shared_bytes)
 
 
 @pytest.fixture
@@ -98,7 +39,7 @@ def mma_tflops(timer: KernelTimer) -> float:
 def test_many_tokens_keep_the_tensor_cores_busy(
     timer: KernelTimer, mma_tflops: float, kind: TensorType, rows: int, columns: int
 ) -> None:
-    rig = Rig(timer, kind, rows, columns)
+    rig = MatmulRig(timer, kind, rows, columns)
     say(f"{kind.name} {rows} x {columns}; tensor cores alone {mma_tflops:.0f} TFLOP/s")
     shares = {}
     for tokens in (16, 64, 128, 512):
@@ -116,7 +57,7 @@ def test_many_tokens_keep_the_tensor_cores_busy(
 def test_few_tokens_read_weights_far_faster_than_they_come(
     timer: KernelTimer, kind: TensorType, rows: int, columns: int
 ) -> None:
-    rig = Rig(timer, kind, rows, columns)
+    rig = MatmulRig(timer, kind, rows, columns)
     fill = timer.fill_bytes_per_s(FILL_BYTES)
     say(f"{kind.name} {rows} x {columns}; memory is filled at {fill / 1e9:.0f} GB/s")
     for tokens in (2, 4, 8, 12, 16, 32, 64):
@@ -128,7 +69,7 @@ def test_few_tokens_read_weights_far_faster_than_they_come(
 
 @pytest.mark.parametrize("rows", [1024, 4096, 14336])
 def test_the_tile_is_chosen_well(timer: KernelTimer, rows: int) -> None:
-    rig = Rig(timer, TensorType.Q4_K, rows, 4096)
+    rig = MatmulRig(timer, TensorType.Q4_K, rows, 4096)
     for tokens in (2, 8, 16, 24, 32, 64, 128, 256, 512):
         chosen = tile_tokens(rows, tokens, timer.gpu.multiprocessors)
         ms = {
