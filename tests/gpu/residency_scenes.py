@@ -38,12 +38,13 @@ LOOK_TURNS = 5
 """A worker that serves looks more often than every so many turns."""
 
 ALIKE = {
-    "full": Spec(arch="llama", n_embd=256, n_ff=16384),
-    "window": Spec(arch="gemma3", n_layer=14, n_ff=16384, tied=False),
-    "hybrid": Spec(arch="lfm2", n_layer=16, n_ff=16384),
+    "full": Spec(arch="llama", n_layer=8, n_embd=256, n_ff=16384),
+    "window": Spec(arch="gemma3", n_layer=28, n_ff=16384, tied=False),
+    "hybrid": Spec(arch="lfm2", n_layer=32, n_ff=16384),
 }
-"""Of about 180 MiB each, much more than their pools differ by, and than the scratch of two
-contexts, which a planner may close to have room: where one fits, two do not."""
+"""Of about 360 MiB each, much more than their pools differ by, and than the scratch of two
+contexts (115 MiB each on an H200), which a planner may close to have room: where one fits, two do
+not. Layers make weights without making scratch."""
 
 
 class Stage:
