@@ -238,6 +238,16 @@ def test_time_that_is_over_leaves_batches_out_and_says_so(tiny: str) -> None:
     assert found.agreement is None
 
 
+def test_a_batch_that_is_too_large_is_left_out_with_numbers(tiny: str) -> None:
+    batches = [1, 2, 1 << 29, 1 << 30]
+    setting = layers_setting("cpu", tiny, batches=batches, n_ctx=64, prompt_tokens=4, seconds=30)
+    found = measure_layers(setting)
+    assert [row["batch"] for row in found.decode] == [1, 2]
+    (note,) = found.notes
+    assert note.startswith("there was no memory for batch 536870912, 1073741824: ")
+    assert "bytes are needed on the host" in note
+
+
 def test_llama_cpp_is_measured_beside(tiny: str) -> None:
     found = measure_reference(
         tiny,

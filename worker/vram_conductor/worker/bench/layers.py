@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from vram_conductor.protocol.errors import ResourceExhausted
 from vram_conductor.worker.bench.bench_memory import BenchMemory
 from vram_conductor.worker.bench.decoding import Step, decode_ms, random_tokens, step_ms
 from vram_conductor.worker.bench.layers_agreement import Agreements, IncompleteEngine, agree
@@ -196,25 +197,42 @@ class _Measuring:
         }
 
     def decode(self, phase: str, batches: Sequence[int]) -> list[dict[str, Any]]:
-        """One engine for all of these batches."""
-        late = time.monotonic() > self._until
-        if not batches or late:
-            self._leave_out(batches)
+        """One engine for all of these batches, or for those that there is memory for."""
+        if time.monotonic() > self._until:
+            self._leave_out(batches, "no time was left")
             return []
-        rows, most, left_out = [], max(batches), []
-        with self._open(most, most, self._it.n_ctx) as engine, self.phases.phase(phase):
-            for batch in batches:
+        most, engine = self._open_largest(batches)
+        if engine is None:
+            return []
+        rows, left_out = [], []
+        with engine, self.phases.phase(phase):
+            for batch in (batch for batch in batches if batch <= most):
                 if time.monotonic() > self._until:
                     left_out.append(batch)
                 else:
                     rows.append(self._row(engine, batch, most))
-        self._leave_out(left_out)
+        self._leave_out(left_out, "no time was left")
         return rows
 
-    def _leave_out(self, batches: Sequence[int]) -> None:
+    def _open_largest(self, batches: Sequence[int]) -> tuple[int, LayerEngine | None]:
+        """For the largest batch that there is memory for, and which it is: what was measured
+        before is worth more than one that there is none for."""
+        left_out, why = [], ""
+        try:
+            for batch in sorted(batches, reverse=True):
+                try:
+                    return batch, self._open(batch, batch, self._it.n_ctx)
+                except ResourceExhausted as error:
+                    left_out.append(batch)
+                    why = f": {error.info.message}"
+            return 0, None
+        finally:
+            self._leave_out(left_out, "there was no memory", why)
+
+    def _leave_out(self, batches: Sequence[int], what: str, why: str = "") -> None:
         if batches:
             listed = ", ".join(map(str, sorted(batches)))
-            self.notes.append(f"no time was left for batch {listed}")
+            self.notes.append(f"{what} for batch {listed}{why}")
 
     def without_resident(self) -> dict[str, Any] | None:
         """Batch 1, every layer travelling."""
