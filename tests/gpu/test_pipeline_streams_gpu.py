@@ -5,23 +5,22 @@ from __future__ import annotations
 import statistics
 import sys
 import time
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
 from stream_rig import PASSES_MAX, Rig
 
-from vram_conductor.protocol.errors import FailedPrecondition, Internal, ResourceExhausted
+from vram_conductor.protocol.errors import Internal, ResourceExhausted
 from vram_conductor.worker.bench.rates import copy_rates
 from vram_conductor.worker.pipeline.cuda import Cuda
-from vram_conductor.worker.pipeline.runner import Pipeline
-from vram_conductor.worker.pipeline.schedule import Schedule, bound
+from vram_conductor.worker.pipeline.measure import measure
 from vram_conductor.worker.pipeline.synthetic import Synthetic
 from vram_conductor.worker.pipeline.synthetic_cuda import SyntheticCuda
 from vram_conductor.worker.vram import cuda_ordinal
 
 MIB = 1 << 20
-PASSES = 20
+N_UNITS = 16
+REPEATS = 7
 
 KERNELS = """
 extern "C" __global__ void fill_through_shared(int* out, int value) {
@@ -37,16 +36,6 @@ extern "C" __global__ void nothing(int* out, int value) {}
 def tell(figures: str) -> None:
     """For whoever runs this with -s."""
     sys.stdout.write(f"\n{figures}\n")
-
-
-@pytest.fixture(scope="module")
-def gpu(cuda: str) -> Iterator[Cuda]:
-    try:
-        device = Cuda(cuda_ordinal(cuda))
-    except FailedPrecondition as error:
-        pytest.skip(error.info.message)
-    yield device
-    device.close()
 
 
 @pytest.mark.parametrize(("n_units", "slots"), [(1, 1), (3, 2), (5, 2), (7, 3), (9, 4), (2, 4)])
@@ -143,33 +132,18 @@ def test_pinned_memory_is_copied_at_full_speed(gpu: Cuda, cuda: str) -> None:
     assert rate > 0.95 * reference
 
 
-@pytest.mark.parametrize("slots", [2, 3, 4])
-@pytest.mark.parametrize("iterations", [16, 500, 1500, 3000, 8000])
+@pytest.mark.parametrize("slots", [2, 4])
+@pytest.mark.parametrize("iterations", [16, 1500, 3000])
 def test_overlap_reaches_97_percent_of_the_bound(gpu: Cuda, slots: int, iterations: int) -> None:
-    synthetic = SyntheticCuda(gpu, Synthetic(16, 64 * MIB, iterations), slots)
-    pipeline = Pipeline(synthetic.streams, Schedule(16, slots))
-
-    synthetic.poison()
-    pipeline.run_serial(synthetic.work)  # the first time is slower
-    synthetic.streams.spans()
-    for _ in range(3):
-        pipeline.run_serial(synthetic.work)
-    synthetic.check()
-    spans = synthetic.streams.spans()
-    transfer_ms = sum(span.ms for span in spans if span.stream == "transfer") / 3
-    compute_ms = sum(span.ms for span in spans if span.stream == "compute") / 3
-    synthetic.poison()
-    pipeline.restart()
-    began = time.perf_counter()
-    for left in reversed(range(PASSES)):
-        pipeline.run(synthetic.work, ahead=left > 0)
-    pipeline.synchronise()
-    overlapped_ms = (time.perf_counter() - began) / PASSES * 1e3
-    synthetic.check()
-    synthetic.close()
-    share = max(transfer_ms, compute_ms) / overlapped_ms
+    """Computation takes next to nothing, two thirds of the transfers' time, and more than it."""
+    synthetic = SyntheticCuda(gpu, Synthetic(N_UNITS, 32 * MIB, iterations), slots)
+    try:
+        found = measure(synthetic, N_UNITS, REPEATS)
+    finally:
+        synthetic.close()
     tell(
-        f"{slots} slots, {iterations} iterations: T {transfer_ms:.2f} ms, C {compute_ms:.2f} ms, "
-        f"overlapped {overlapped_ms:.2f} ms, {share:.2%} of {bound(transfer_ms, compute_ms):.3f}x"
+        f"{slots} slots, {iterations} iterations: T {found.transfer_ms:.2f} ms, "
+        f"C {found.compute_ms:.2f} ms, overlapped {found.overlapped_ms:.2f} ms, "
+        f"{found.share:.2%} of {found.bound:.3f}x"
     )
-    assert share >= 0.97
+    assert found.share >= 0.97, found.repeats
