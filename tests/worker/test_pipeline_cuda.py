@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,8 +12,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fake_nvml import FakeNvml
 
-from vram_conductor.protocol.errors import FailedPrecondition, Internal, ResourceExhausted
+from vram_conductor.protocol.errors import (
+    FailedPrecondition,
+    Internal,
+    NotFound,
+    ResourceExhausted,
+)
 from vram_conductor.worker.memory import host_memory
 from vram_conductor.worker.pipeline.cuda import Cuda, CudaPinned
 from vram_conductor.worker.pipeline.cuda_module import CudaLaunch
@@ -27,6 +34,36 @@ def test_cupy_that_is_not_installed_names_both_extras(monkeypatch: pytest.Monkey
     assert caught.value.reason == "cupy_missing"
     assert "[cuda]" in caught.value.info.message
     assert "[cuda13]" in caught.value.info.message
+
+
+def test_a_process_uses_one_gpu_as_often_as_it_likes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which one, CUDA is told before it begins; then every other number means something else."""
+    runtime = SimpleNamespace(
+        CUDARuntimeError=RuntimeError,
+        getDeviceCount=lambda: 1,
+        setDevice=lambda ordinal: None,
+        free=lambda address: None,
+        getDeviceProperties=lambda ordinal: {
+            "name": b"Toy 8000",
+            "major": 6,
+            "minor": 1,
+            "multiProcessorCount": 20,
+        },
+    )
+    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=SimpleNamespace(runtime=runtime)))
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml())
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    monkeypatch.setattr(Cuda, "_chosen", None)
+    for _ in range(2):
+        assert Cuda.of("cuda:1").name == "Toy 8000"
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == "GPU-11aa"
+    for other in ("cuda:0", "cuda"):
+        with pytest.raises(FailedPrecondition) as caught:
+            Cuda.of(other)
+        assert caught.value.reason == "cuda_in_use"
+        assert "chose cuda:1" in caught.value.info.message
+    with pytest.raises(NotFound):
+        Cuda.of("cuda:x")
 
 
 @pytest.mark.parametrize("n_bytes", [0, 1, 4096, 4097, 3_000_001])

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +25,7 @@ from vram_conductor.worker.pipeline.cuda_call import do
 from vram_conductor.worker.pipeline.cuda_module import CudaModule
 from vram_conductor.worker.pipeline.gpu import Event, Stream
 from vram_conductor.worker.pipeline.host_region import host_region
-from vram_conductor.worker.vram import NvmlSampler
+from vram_conductor.worker.vram import NvmlSampler, cuda_ordinal
 
 _OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation
 _NOT_READY = 600  # cudaErrorNotReady
@@ -63,6 +63,9 @@ class Cuda:
         Unavailable: ``no_device``.
     """
 
+    _chosen: ClassVar[str | None] = None
+    """The only GPU that this process sees, as it was called before."""
+
     def __init__(self, ordinal: int = 0) -> None:
         self._cupy = load_cupy()
         self._runtime = self._cupy.cuda.runtime
@@ -97,14 +100,24 @@ class Cuda:
             Unavailable: ``no_device``, ``no_driver``, ``gpu_lost``, ``nvml_error``.
         """
         runtime = load_cupy().cuda.runtime
-        sampler = NvmlSampler(device)
-        os.environ["CUDA_VISIBLE_DEVICES"] = sampler.uuid
-        sampler.close()
+        name = f"cuda:{cuda_ordinal(device)}"
+        if cls._chosen not in (None, name):
+            # By now it would be another GPU's number, or nobody's.
+            raise FailedPrecondition(
+                "cuda_in_use",
+                f"this process chose {cls._chosen} and sees no other GPU: use {name} in a process "
+                "of its own",
+            )
+        if cls._chosen is None:
+            sampler = NvmlSampler(name)
+            os.environ["CUDA_VISIBLE_DEVICES"] = sampler.uuid
+            sampler.close()
+            cls._chosen = name
         cuda = cls(0)
         if runtime.getDeviceCount() != 1:
             raise FailedPrecondition(
                 "cuda_in_use",
-                f"this process used CUDA before {device} was chosen: choose it with "
+                f"this process used CUDA before {name} was chosen: choose it with "
                 "CUDA_VISIBLE_DEVICES, and name it cuda:0",
             )
         return cuda
