@@ -89,6 +89,29 @@ def test_an_answer_that_is_none(said: str, monkeypatch: pytest.MonkeyPatch) -> N
     assert raised.value.reason == "bench_failed"
 
 
+@pytest.mark.parametrize(
+    ("program", "text"),
+    [
+        (
+            "import os; os.kill(os.getpid(), 9)",
+            "ended by SIGKILL (the system does that when memory",
+        ),
+        ("import os; os.kill(os.getpid(), 7)", "ended by SIGBUS, no output"),
+        ("import os; os.kill(os.getpid(), 40)", "ended by signal 40, no output"),
+        ("raise SystemExit(3)", "exit code 3, no output"),
+    ],
+)
+def test_how_a_silent_child_ended_is_said(
+    program: str, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        bench_setting, "worker_command", lambda *arguments: [sys.executable, "-c", program]
+    )
+    with pytest.raises(Internal) as raised:
+        ask_worker("rates")
+    assert text in str(raised.value)
+
+
 def test_a_child_that_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also one that does not want to."""
     program = "import signal; signal.signal(15, signal.SIG_IGN); print('x'); signal.pause()"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -249,9 +250,20 @@ def _listening(news: Callable[[str], None] | None) -> Iterator[tuple[int, list[s
         thread.join(_LISTEN_S)
 
 
+def _ended(code: int) -> str:
+    if code >= 0:
+        return f"exit code {code}"
+    with contextlib.suppress(ValueError):
+        name = signal.Signals(-code).name
+        # Nobody else does it to a process that nobody knows.
+        why = " (the system does that when memory runs out)" if name == "SIGKILL" else ""
+        return f"ended by {name}{why}"
+    return f"ended by signal {-code}"
+
+
 def _silent(verb: str, code: int, said: Sequence[str]) -> FailedPrecondition | Internal:
     lines = [line.strip() for line in said if line.strip()]
-    last = lines[-1] if lines else f"exit code {code}, no output"
+    last = lines[-1] if lines else f"{_ended(code)}, no output"
     if last.startswith(("ModuleNotFoundError", "ImportError")):
         return FailedPrecondition(
             "worker_missing", f"the worker's side of the benches cannot run ({last}); {INSTALL}"
