@@ -235,16 +235,17 @@ def _take_room(file: BinaryIO, shape: Shape, folder: str) -> None:
     """Written through a mapping, a full disk would end the process."""
     try:
         os.posix_fallocate(file.fileno(), 0, shape.payload_bytes)
-    except OSError:
-        raise _disk_short(shape, folder) from None
+    except OSError as error:
+        # It may be a limit of files or of this user, and not the disk's.
+        raise _disk_short(shape, folder, f"{error.strerror}; ") from None
 
 
-def _disk_short(shape: Shape, folder: str) -> ResourceExhausted:
+def _disk_short(shape: Shape, folder: str, why: str = "") -> ResourceExhausted:
     return _short(
         "disk_short",
         _layers(shape),
         shape.payload_bytes,
-        f"in {folder} (TMPDIR names another)",
+        f"in {folder} ({why}TMPDIR names another)",
         shutil.disk_usage(folder).free,
     )
 
