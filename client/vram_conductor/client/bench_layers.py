@@ -23,8 +23,8 @@ from vram_conductor.protocol.errors import ConductorError, Internal
 BATCH_MOST_CUDA = 512
 BATCH_MOST_CPU = 8
 
-OWN_SHARE = 0.45
-"""Of the time, for the pipeline itself; llama.cpp's ways share the rest."""
+OWN_SHARE = 0.6
+"""Of the time, for the pipeline itself at the most; llama.cpp's ways share what it leaves."""
 
 TEXT_SHARE = 0.3
 
@@ -119,7 +119,10 @@ class _Asking:
         return powers_of_two(usual if most is None else most)
 
     def text(self, folder: Path, report: BenchReport) -> list[str]:
-        """llama.cpp's logits of a text; [] where it cannot be asked."""
+        """llama.cpp's logits of a text; [] where it cannot be asked, or there is no time."""
+        if not self._setting.left_s:
+            report.notes.append("no time was left for the logits beside llama.cpp's")
+            return []
         self._say("asking llama.cpp for its logits")
         model, threads = self._setting.models[0].path, str(self._setting.threads)
         arguments = ["--model", model, "--threads", threads, "--folder", str(folder)]

@@ -18,6 +18,7 @@ n_vocab), or their best tokens."""
 SEED = 20240607
 WARM_UP = 2
 STEPS_MIN = 2
+ROUNDS = 3
 
 
 def random_tokens(count: int, n_vocab: int, seed: int = SEED) -> NDArray[np.int32]:
@@ -54,6 +55,38 @@ def decode_ms(
             took.append(ms)
         if over and len(took) >= STEPS_MIN:
             break
+    return took
+
+
+def decode_in_turn(
+    ways: Sequence[Step],
+    sequences: int,
+    n_vocab: int,
+    *,
+    steps: int,
+    seconds: float,
+    begin: Callable[[], object],
+) -> list[list[float]]:
+    """:func:`decode_ms` in several ways, in turn, :data:`ROUNDS` times: whatever the machine has
+    still to get used to slows down a third of every way's steps, and none's median.
+
+    Args:
+        steps: of each way.
+        seconds: for all together; each way is measured once in any case.
+        begin: makes the sequences empty, and forgets what was before.
+
+    Returns:
+        Milliseconds of each step of each way.
+    """
+    took: list[list[float]] = [[] for _ in ways]
+    began = time.monotonic()
+    for at in range(ROUNDS):
+        if at and time.monotonic() - began > seconds:
+            break
+        for step, found in zip(ways, took, strict=True):
+            begin()
+            share_s = seconds / (ROUNDS * len(ways))
+            found += decode_ms(step, sequences, n_vocab, steps=-(-steps // ROUNDS), seconds=share_s)
     return took
 
 

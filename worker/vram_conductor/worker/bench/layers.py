@@ -1,8 +1,9 @@
 """The layer pipeline on a real file: its speed, its memory, and whether it computes what it should.
 
-One engine is checked and takes a prompt, one decodes a single sequence in no more memory than that
-takes, and one all larger batches. What PCIe allows is measured beside: a pass cannot be shorter
-than its bytes take at the rate of pinned copies.
+One engine decodes a single sequence in no more memory than that takes, one all larger batches, and
+one takes a prompt and is checked. Where time is short, what is most wanted comes first, and time is
+kept back for the check, by what the engines before took. What PCIe allows is measured beside: a
+pass cannot be shorter than its bytes take at the rate of pinned copies.
 """
 
 from __future__ import annotations
@@ -10,28 +11,25 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from vram_conductor.protocol.errors import ResourceExhausted
 from vram_conductor.worker.bench.bench_memory import BenchMemory
-from vram_conductor.worker.bench.decoding import Step, decode_ms, random_tokens, step_ms
+from vram_conductor.worker.bench.decoding import STEPS_MIN
 from vram_conductor.worker.bench.layers_agreement import Agreements, IncompleteEngine, agree
+from vram_conductor.worker.bench.layers_costs import MARGIN, Costs
+from vram_conductor.worker.bench.layers_rows import Rows
 from vram_conductor.worker.bench.layers_setting import LayersSetting
-from vram_conductor.worker.bench.llama_text import read_reference
+from vram_conductor.worker.bench.llama_steps import Logits
+from vram_conductor.worker.bench.llama_text import Said, read_reference
 from vram_conductor.worker.bench.phases import Phases
 from vram_conductor.worker.bench.random_models import is_random
 from vram_conductor.worker.bench.rates import copy_rates
 from vram_conductor.worker.pipeline.cuda import load_cupy
-from vram_conductor.worker.pipeline.forward import Batch
 from vram_conductor.worker.pipeline.layer_engine import LayerEngine, check_window, spread
 from vram_conductor.worker.pipeline.model_file import ModelFile
-from vram_conductor.worker.pipeline.schedule import bound
-from vram_conductor.worker.pipeline.streams import Span
-
-STEP_S = 0.6
-"""Each way to decode a batch is measured for about so long."""
 
 
 @dataclass(frozen=True)
@@ -106,13 +104,13 @@ def measure_layers(setting: LayersSetting, reference: Path | None = None) -> Lay
         ConductorError: as ``LayerEngine.open`` and its steps.
     """
     model = describe(setting)
+    said = None if reference is None else read_reference(reference)
     with BenchMemory(setting.device) as memory:
-        measuring = _Measuring(setting, memory, copy_rates(memory.device))
-        # What is most wanted comes first: the time may be short.
-        agreement, prefill = measuring.check(reference)
+        measuring = _Measuring(setting, memory, model["n_vocab"], said)
         rows = measuring.decode("batch 1", setting.alone)
-        without = measuring.without_resident() if setting.resident_layers else None
         rows += measuring.decode("larger batches", setting.together)
+        without = measuring.without_resident() if setting.resident_layers else None
+        agreement, prefill = measuring.check()
         return LayersFound(
             setting=setting,
             device_name=memory.name,
@@ -129,17 +127,48 @@ def measure_layers(setting: LayersSetting, reference: Path | None = None) -> Lay
 
 
 class _Measuring:
-    def __init__(self, setting: LayersSetting, memory: BenchMemory, rates: dict[str, Any]) -> None:
-        self._it, self._memory, self.rates = setting, memory, rates
+    def __init__(
+        self,
+        setting: LayersSetting,
+        memory: BenchMemory,
+        n_vocab: int,
+        reference: tuple[Said, Logits, Logits | None] | None,
+    ) -> None:
+        self._it, self._memory, self._reference = setting, memory, reference
         self._until = time.monotonic() + setting.seconds
         self.phases = Phases()
+        with self.phases.phase("copy rates"):
+            self.rates = copy_rates(memory.device)
+        self._rows = Rows(setting, memory, self.rates["h2d_gb_s"])
+        self._costs = Costs(n_vocab)
+        self._begun = False
         self.notes: list[str] = []
+
+    @property
+    def _left_s(self) -> float:
+        return self._until - time.monotonic()
+
+    @property
+    def _check_s(self) -> float:
+        """What is kept back for :meth:`check`: without time for all of it, for the prompt alone."""
+        rounds = 1 + self._it.repeats
+        prompt_s = self._costs.open_s + self._costs.prefill_s(self._it.prompt_tokens, rounds)
+        all_s = MARGIN * (prompt_s + self._agreement_s)
+        return all_s if all_s < self._left_s else prompt_s
+
+    @property
+    def _agreement_s(self) -> float:
+        if self._reference is None:
+            return 0.0
+        said, _, _ = self._reference
+        return self._costs.agreement_s(len(said.tokens), len(said.greedy))
 
     def _open(
         self, sequences: int, tokens: int, n_ctx: int, *, wanted: int = 0, resident: bool = True
     ) -> IncompleteEngine:
+        began = time.monotonic()
         with self.phases.phase("open engines"):
-            return IncompleteEngine.open(
+            engine = IncompleteEngine.open(
                 self._it.path,
                 self._memory.device,
                 window_layers=self._it.window_layers,
@@ -150,55 +179,13 @@ class _Measuring:
                 wanted_max=wanted or sequences,
                 timed=True,
             )
-
-    def check(self, folder: Path | None) -> tuple[Agreements | None, dict[str, Any]]:
-        """Our logits beside llama.cpp's, and the prefill."""
-        prompt, agreement = self._it.prompt_tokens, None
-        if folder is None:
-            with self._open(1, prompt, prompt) as engine:
-                return None, self._prefill(engine)
-        said, theirs, copy = read_reference(folder)
-        count = len(said.tokens)
-        n_ctx = max(prompt, count + len(said.greedy))
-        with self._open(1, max(prompt, count), n_ctx, wanted=count) as engine:
-            with self.phases.phase("agreement"):
-                agreement = agree(engine, said, theirs, copy)
-            return agreement, self._prefill(engine)
-
-    def _prefill(self, engine: LayerEngine) -> dict[str, Any]:
-        """One prompt in one pass, on the same memory: serial, overlapped from empty slots, and
-        overlapped after a pass that has brought the first layers. In turn: clocks change."""
-        it = self._it
-        took: dict[str, list[float]] = {"serial": [], "single": [], "overlapped": []}
-        spans: dict[str, list[Span]] = {}
-        alone: list[tuple[float, float]] = []
-        batch = Batch.of(random_tokens(it.prompt_tokens, engine.model.hyperparameters.n_vocab), 0)
-        steps = {"serial": engine.step_serial, "single": engine.step, "overlapped": engine.step}
-        engine.spans()
-        with self.phases.phase("prefill"):
-            for at in range(1 + it.repeats):
-                if at and time.monotonic() > self._until:
-                    break
-                for name, step in steps.items():
-                    took[name].append(step_ms(step, batch))
-                    spans[name] = _last_pass(engine.spans())
-                alone.append(_each_stream_ms(spans["serial"]))
-        # The first one is a warm-up, where there was time for others.
-        transfer_ms, compute_ms = map(statistics.median, zip(*(alone[1:] or alone), strict=True))
-        return {
-            "tokens": it.prompt_tokens,
-            **{f"{name}_ms": values[1:] or values for name, values in took.items()},
-            "serial_spans": spans["serial"],
-            "overlapped_spans": spans["overlapped"],
-            "transfer_ms": transfer_ms,
-            "compute_ms": compute_ms,
-            "bound": bound(transfer_ms, compute_ms),
-            "memory": self._bytes(engine),
-        }
+        self._costs.open_s = time.monotonic() - began
+        return engine
 
     def decode(self, phase: str, batches: Sequence[int]) -> list[dict[str, Any]]:
-        """One engine for all of these batches, or for those that there is memory for."""
-        if time.monotonic() > self._until:
+        """One engine for all of these batches, or for those that there are memory and time for;
+        the first of all is measured however little time there is."""
+        if self._begun and self._left_s < self._check_s:
             self._leave_out(batches, "no time was left")
             return []
         most, engine = self._open_largest(batches)
@@ -207,7 +194,8 @@ class _Measuring:
         rows, left_out = [], []
         with engine, self.phases.phase(phase):
             for batch in (batch for batch in batches if batch <= most):
-                if time.monotonic() > self._until:
+                need_s = self._costs.row_s(batch, 1 + STEPS_MIN) + self._check_s
+                if self._begun and self._left_s < need_s:
                     left_out.append(batch)
                 else:
                     rows.append(self._row(engine, batch, most))
@@ -234,67 +222,48 @@ class _Measuring:
             listed = ", ".join(map(str, sorted(batches)))
             self.notes.append(f"{what} for batch {listed}{why}")
 
+    def _row(self, engine: LayerEngine, batch: int, most: int) -> dict[str, Any]:
+        self._begun = True
+        row = self._rows.decode(engine, batch, most, self._left_s - self._check_s)
+        self._costs.add_pass(batch, statistics.median(row["logits_ms"]) / 1e3)
+        return row
+
     def without_resident(self) -> dict[str, Any] | None:
         """Batch 1, every layer travelling."""
-        if time.monotonic() > self._until:
+        if self._left_s < self._costs.open_s + self._check_s:
             return None
         with (
             self._open(1, 1, self._it.n_ctx, resident=False) as engine,
             self.phases.phase("batch 1 without resident layers"),
         ):
-            return self._row(engine, 1, 1)
+            return self._rows.decode(engine, 1, 1, self._left_s - self._check_s)
 
-    def _row(self, engine: LayerEngine, batch: int, most: int) -> dict[str, Any]:
-        seconds = max(0.0, min(STEP_S, self._until - time.monotonic()))
-        n_vocab = engine.model.hyperparameters.n_vocab
-
-        def timed(step: Step) -> list[float]:
+    def check(self) -> tuple[Agreements | None, dict[str, Any]]:
+        """The prefill, and our logits beside llama.cpp's if there is time for them."""
+        prompt = self._it.prompt_tokens
+        if self._reference is None:
+            with self._open(1, prompt, prompt) as engine:
+                return None, self._prefill(engine)
+        said, theirs, copy = self._reference
+        count = len(said.tokens)
+        n_ctx = max(prompt, count + len(said.greedy))
+        with self._open(1, max(prompt, count), n_ctx, wanted=count) as engine:
+            prefill = self._prefill(engine)
+            need_s = self._agreement_s
+            if need_s > self._left_s:
+                self.notes.append(
+                    "no time was left for the logits beside llama.cpp's: about "
+                    f"{need_s:.0f} s are needed, {max(0.0, self._left_s):.0f} s were left"
+                )
+                return None, prefill
             engine.reset()
-            engine.spans()
-            return decode_ms(step, batch, n_vocab, steps=self._it.steps, seconds=seconds)
+            with self.phases.phase("agreement"):
+                return agree(engine, said, theirs, copy), prefill
 
-        overlapped, logits, serial = map(timed, (engine.step_best, engine.step, engine.step_serial))
-        transfer_ms, compute_ms = _each_stream_ms(_last_pass(engine.spans()))
-        bound_ms = engine.figures.streamed_bytes / self.rates["h2d_gb_s"] / 1e6
-        memory = self._bytes(engine)
-        # An engine for just this batch would have a smaller KV cache and smaller activations.
-        per_batch = (memory["kv_bytes"] + memory["activation_bytes"]) * batch // most
-        beside = max(0, (memory["grown_bytes"] or 0) - memory["counted_bytes"])
-        return {
-            "batch": batch,
-            "step_ms": overlapped,
-            "logits_ms": logits,
-            "serial_ms": serial,
-            "transfer_ms": transfer_ms,
-            "compute_ms": compute_ms,
-            "bound_ms": bound_ms,
-            "own_bytes": memory["window_bytes"] + memory["resident_bytes"] + per_batch + beside,
-            "memory": memory,
-        }
-
-    def _bytes(self, engine: LayerEngine) -> dict[str, Any]:
-        figures = engine.figures
-        return asdict(figures) | {
-            "counted_bytes": figures.device_bytes,
-            "grown_bytes": self._memory.grown_bytes(),
-        }
-
-
-def _last_pass(spans: Sequence[Span]) -> list[Span]:
-    """Of the last whole pass, from 0 ms on."""
-    last = max((span.at_pass for span in spans if span.stream == "compute"), default=0)
-    # Serial passes all have the number 0.
-    found = {(span.stream, span.unit): span for span in spans if span.at_pass == last}
-    begin_ms = min((span.start_ms for span in found.values()), default=0.0)
-    return [
-        Span(span.stream, span.unit, span.start_ms - begin_ms, span.end_ms - begin_ms)
-        for span in found.values()
-    ]
-
-
-def _each_stream_ms(spans: Sequence[Span]) -> tuple[float, float]:
-    """Transfers, computations."""
-    sums = {"transfer": 0.0, "compute": 0.0}
-    for span in spans:
-        sums[span.stream] += span.ms
-    return sums["transfer"], sums["compute"]
+    def _prefill(self, engine: LayerEngine) -> dict[str, Any]:
+        need_s = self._agreement_s
+        until = self._until - (need_s if need_s < self._left_s else 0.0)
+        with self.phases.phase("prefill"):
+            found = self._rows.prefill(engine, until)
+        self._costs.add_pass(found["tokens"], statistics.median(found["serial_ms"]) / 1e3)
+        return found
