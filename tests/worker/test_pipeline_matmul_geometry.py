@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from importlib.resources import files
 
+import nvrtc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from vram_conductor.worker.pipeline.kernel_source import kernel_source, matvec_name
 from vram_conductor.worker.pipeline.matmul_geometry import TILE_ROWS, matmul, tile_tokens, with_tile
 from vram_conductor.worker.pipeline.tensor_types import TensorType
 
@@ -61,6 +63,14 @@ def test_the_kernels_have_these_tiles() -> None:
     found = re.findall(r"MATMUL\(NAME, TYPE, (\d+), (\d+), ", source)
     assert {int(tokens): int(rows) for tokens, rows in found} == TILE_ROWS
     assert re.search(r"const int WARPS = 8;", source)
+
+
+def test_kernels_are_made_for_the_wanted_types_only() -> None:
+    kinds = {TensorType.Q6_K, TensorType.F16}
+    compiled = nvrtc.compile_cubin(kernel_source("matvec.cu", "matmul.cu", kinds=kinds), "sm_90")
+    wanted = {with_tile(tile, kind, 1, 1).kernel for tile in TILE_ROWS for kind in kinds}
+    wanted |= {matvec_name(kind) for kind in kinds}
+    assert set(compiled.usage) == {"to_half"} | wanted
 
 
 def test_shared_memory_holds_two_stages() -> None:

@@ -57,7 +57,7 @@ class CudaForward:
         try:
             memory, kv = self._allocate(block.n_bytes), self._allocate(self.kv_bytes)
             self._at = {name: memory + offset for name, offset in block.offsets.items()}
-            self._kernels = UnitKernels(gpu, it, capacity, self._at, kv)
+            self._kernels = UnitKernels(gpu, it, model.units, capacity, self._at, kv)
             tokens, wanted = capacity.tokens_max, capacity.wanted_max
             self._x = self._host(tokens * it.n_embd).view(np.float32)
             self._position = self._host(tokens).view(np.int32)

@@ -6,6 +6,7 @@ is put before it.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from importlib.resources import files
 
 from vram_conductor.worker.pipeline.tensor_types import TensorType
@@ -34,20 +35,25 @@ NEEDS: dict[str, tuple[str, ...]] = {
 """Each file of ``kernels/``, and those that must stand before it."""
 
 
-def kernel_source(*names: str, defines: str = "") -> str:
+def kernel_source(
+    *names: str, kinds: Collection[TensorType] = tuple(TensorType), defines: str = ""
+) -> str:
     """One translation unit with these files and all that they need, each once.
 
     Args:
         names: file names, keys of :data:`NEEDS`.
+        kinds: types of matrices that products are wanted with: each takes a second or more to
+            compile.
         defines: ``#define`` lines that come first.
     """
+    types = " ".join(f"DO({kind.name.lower()}, {kind.name})" for kind in sorted(kinds))
     wanted: list[str] = []
     for name in names:
         wanted += [file for file in (*NEEDS[name], name) if file not in wanted]
     folder = files("vram_conductor.worker.pipeline.kernels")
     # A compiler's message then names the file and its own line.
     parts = [f'#line 1 "{name}"\n{(folder / name).read_text("utf-8")}' for name in wanted]
-    return "\n".join([defines, *parts])
+    return "\n".join([f"#define TYPES(DO) {types}", defines, *parts])
 
 
 def matvec_name(kind: TensorType) -> str:

@@ -39,13 +39,20 @@ class UnitKernels:
     """The launches of all units of one model.
 
     Args:
+        units: all of the model's. Only what they need is compiled.
         at: device addresses of the activations, by the names of
             :func:`vram_conductor.worker.pipeline.activations.activations`.
         kv: device address of the KV cache.
     """
 
     def __init__(
-        self, gpu: Gpu, it: Hyperparameters, capacity: Capacity, at: Mapping[str, int], kv: int
+        self,
+        gpu: Gpu,
+        it: Hyperparameters,
+        units: Sequence[Unit],
+        capacity: Capacity,
+        at: Mapping[str, int],
+        kv: int,
     ) -> None:
         self._it = it
         self._capacity = capacity
@@ -56,7 +63,9 @@ class UnitKernels:
         self._tensor_cores = gpu.capability >= TENSOR_CORES_SINCE
         # By themselves: they are the only ones that are made for one model.
         self._attention = gpu.module(kernel_source("attention.cu", defines=self.heads.defines))
-        self._module = gpu.module(kernel_source(*SOURCES))
+        tensors = [placed.tensor for unit in units for placed in unit.tensors.values()]
+        kinds = {tensor.type for tensor in tensors if tensor.rows > 1}
+        self._module = gpu.module(kernel_source(*SOURCES, kinds=kinds))
 
     def before_attention(self, unit: Unit, slot: int, tokens: int) -> Iterator[Launch]:
         """Queries, keys and values, the latter two into the cache."""

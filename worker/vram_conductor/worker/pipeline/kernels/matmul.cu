@@ -239,30 +239,33 @@ struct Tile {
 
 #endif
 
+// What a warp of the largest tile computes: such that it keeps nothing in memory.
+template <class Type>
+struct Wide {
+    static const int TOKENS = 128, ROWS = 16;
+};
+template <>
+struct Wide<F32> {
+    static const int TOKENS = 64, ROWS = 32;
+};
+
 }  // namespace matmul
 
-#define MATMUL(NAME, TYPE, TOKENS, ROWS, WARP_TOKENS, WARP_ROWS)                            \
-    extern "C" __global__ void __launch_bounds__(256, TOKENS < 64 ? 2 : 1) NAME##_##TOKENS( \
-        const u8* w, const half* x, const float* scale, float* y, const float* bias,        \
-        const float* add, int rows, int columns, int tokens) {                              \
-        const matmul::Problem it = {w, x, scale, y, bias, add, rows, columns, tokens};      \
-        typedef matmul::Tile<TYPE, TOKENS, ROWS, WARP_TOKENS, WARP_ROWS> Tile;              \
-        Tile::compute(it, blockIdx.y * ROWS, blockIdx.x * TOKENS);                          \
+#define MATMUL(NAME, TYPE, TOKENS, ROWS, WARP_TOKENS, WARP_ROWS)                             \
+    extern "C" __global__ void __launch_bounds__(256, TOKENS < 64 ? 2 : 1)                   \
+        matmul_##NAME##_##TOKENS(const u8* w, const half* x, const float* scale, float* y,   \
+                                 const float* bias, const float* add, int rows, int columns, \
+                                 int tokens) {                                               \
+        const matmul::Problem it = {w, x, scale, y, bias, add, rows, columns, tokens};       \
+        typedef matmul::Tile<TYPE, TOKENS, ROWS, WARP_TOKENS, WARP_ROWS> Tile;               \
+        Tile::compute(it, blockIdx.y * ROWS, blockIdx.x * TOKENS);                           \
     }
-// WARP_TOKENS x WARP_ROWS of the largest tile: such that no registers are spilled.
-#define MATMULS(NAME, TYPE, WARP_TOKENS, WARP_ROWS) \
-    MATMUL(NAME, TYPE, 8, 16, 8, 16)                \
-    MATMUL(NAME, TYPE, 16, 32, 16, 16)              \
-    MATMUL(NAME, TYPE, 32, 32, 32, 16)              \
-    MATMUL(NAME, TYPE, 64, 64, 64, 16)              \
-    MATMUL(NAME, TYPE, 128, 128, WARP_TOKENS, WARP_ROWS)
-MATMULS(matmul_f32, F32, 64, 32)
-MATMULS(matmul_f16, F16, 128, 16)
-MATMULS(matmul_q8_0, Q8_0, 128, 16)
-MATMULS(matmul_q4_0, Q4_0, 128, 16)
-MATMULS(matmul_q4_1, Q4_1, 128, 16)
-MATMULS(matmul_q5_0, Q5_0, 128, 16)
-MATMULS(matmul_q4_k, Q4_K, 128, 16)
-MATMULS(matmul_q6_k, Q6_K, 128, 16)
+#define MATMULS(NAME, TYPE)            \
+    MATMUL(NAME, TYPE, 8, 16, 8, 16)   \
+    MATMUL(NAME, TYPE, 16, 32, 16, 16) \
+    MATMUL(NAME, TYPE, 32, 32, 32, 16) \
+    MATMUL(NAME, TYPE, 64, 64, 64, 16) \
+    MATMUL(NAME, TYPE, 128, 128, matmul::Wide<TYPE>::TOKENS, matmul::Wide<TYPE>::ROWS)
+TYPES(MATMULS)  // those that kernel_source.py chose
 #undef MATMULS
 #undef MATMUL

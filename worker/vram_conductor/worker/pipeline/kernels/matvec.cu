@@ -53,17 +53,10 @@ __device__ inline void matvec(const u8* w, const float* x, float* y, const float
 }
 
 #define MATVEC(NAME, TYPE)                                                                     \
-    extern "C" __global__ void __launch_bounds__(128) NAME(                                    \
+    extern "C" __global__ void __launch_bounds__(128) matvec_##NAME(                           \
         const u8* w, const float* x, float* y, const float* bias, const float* add, int rows, \
         int columns) {                                                                         \
         matvec<TYPE>(w, x, y, bias, add, rows, columns);                                       \
     }
-MATVEC(matvec_f32, F32)
-MATVEC(matvec_f16, F16)
-MATVEC(matvec_q8_0, Q8_0)
-MATVEC(matvec_q4_0, Q4_0)
-MATVEC(matvec_q4_1, Q4_1)
-MATVEC(matvec_q5_0, Q5_0)
-MATVEC(matvec_q4_k, Q4_K)
-MATVEC(matvec_q6_k, Q6_K)
+TYPES(MATVEC)  // those that kernel_source.py chose
 #undef MATVEC
