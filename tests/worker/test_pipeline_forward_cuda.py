@@ -41,3 +41,11 @@ class TestForward(ForwardScenes):
                 assert off(there.step(batch), here.step(batch)) < TOKENS_ERROR
                 forward: Any = there._open().forward
                 assert 0 < len(forward._launches) <= kept
+
+    def test_products_of_other_types_are_not_compiled(self, make_gpu: MakeGpu) -> None:
+        with engine(make_gpu, LLAMA, Capacity(n_ctx=32, tokens_max=4)) as there:
+            forward: Any = there._open().forward
+            names = forward._kernels._module._kernels.names
+        products = {name for name in names if name.startswith(("matvec", "matmul"))}
+        assert products
+        assert all("_q4_0" in name for name in products)
