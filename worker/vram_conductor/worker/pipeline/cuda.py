@@ -19,7 +19,6 @@ from vram_conductor.protocol.errors import (
     FailedPrecondition,
     Internal,
     ResourceExhausted,
-    Unavailable,
 )
 from vram_conductor.worker.pipeline.cuda_call import do
 from vram_conductor.worker.pipeline.cuda_module import CudaModule
@@ -60,7 +59,7 @@ class Cuda:
 
     Raises:
         FailedPrecondition: ``cupy_missing``.
-        Unavailable: ``no_device``.
+        FailedPrecondition: ``no_device``.
     """
 
     _chosen: ClassVar[str | None] = None
@@ -77,13 +76,15 @@ class Cuda:
                 self._runtime.free(0)
                 found = self._runtime.getDeviceProperties(ordinal)
         except self._runtime.CUDARuntimeError as error:
-            raise Unavailable(
+            raise FailedPrecondition(
                 "no_device",
                 f"CUDA can use no GPU here ({error}): check the driver and CUDA_VISIBLE_DEVICES, "
                 "or use --device cpu",
             ) from None
         if ordinal >= count:
-            raise Unavailable("no_device", f"CUDA shows {count} GPUs, and none is number {ordinal}")
+            raise FailedPrecondition(
+                "no_device", f"CUDA shows {count} GPUs, and none is number {ordinal}"
+            )
         self.name = found["name"].decode()
         self.capability = (int(found["major"]), int(found["minor"]))
         self.multiprocessors = int(found["multiProcessorCount"])
@@ -97,7 +98,8 @@ class Cuda:
             NotFound: ``no_such_device``.
             FailedPrecondition: ``cupy_missing``, ``nvml_missing``, ``driver_mismatch``;
                 ``cuda_in_use``: too late to choose.
-            Unavailable: ``no_device``, ``no_driver``, ``gpu_lost``, ``nvml_error``.
+            FailedPrecondition: ``no_device``.
+            Unavailable: ``no_driver``, ``gpu_lost``, ``nvml_error``.
         """
         runtime = load_cupy().cuda.runtime
         name = f"cuda:{cuda_ordinal(device)}"

@@ -59,9 +59,9 @@ class KvCache:
                 wanted=len(batch.wanted),
                 wanted_max=room.wanted_max,
             )
-        _within("token", batch.tokens, self._n_vocab, "the vocabulary's size")
-        _within("sequence", batch.sequences, room.sequences, "the engine's sequences")
-        _within("wanted", batch.wanted, count, "the batch's tokens")
+        _within("token_out_of_range", batch.tokens, self._n_vocab, "the vocabulary's size")
+        _within("sequence_out_of_range", batch.sequences, room.sequences, "the engine's sequences")
+        _within("wanted_out_of_range", batch.wanted, count, "the batch's tokens")
         for sequence in np.unique(batch.sequences):
             self._check_positions(int(sequence), batch.positions[batch.sequences == sequence])
 
@@ -103,12 +103,12 @@ class KvCache:
         self.lengths[:] = 0
 
 
-def _within(name: str, values: NDArray[np.int32], end: int, what: str) -> None:
+def _within(reason: str, values: NDArray[np.int32], end: int, what: str) -> None:
     wrong = values[(values < 0) | (values >= end)]
     if len(wrong):
         raise InvalidArgument(
-            f"{name}_out_of_range",
-            f"{name} {wrong[0]} is not within 0 to {end - 1} ({what}: {end})",
+            reason,
+            f"{reason.split('_')[0]} {wrong[0]} is not within 0 to {end - 1} ({what}: {end})",
             value=int(wrong[0]),
             end=end,
         )
