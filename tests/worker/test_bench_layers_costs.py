@@ -6,7 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vram_conductor.worker.bench.layers_costs import COMPARISONS, LOGIT_S, Costs
+from vram_conductor.worker.bench.layers_costs import (
+    COMPARISONS,
+    LOGIT_S,
+    POSITIONS_LEAST,
+    Costs,
+    cuts,
+)
 
 
 def test_nothing_is_expected_of_what_was_never_measured() -> None:
@@ -44,3 +50,9 @@ def test_more_tokens_are_not_expected_to_take_less(measured: dict[int, float], t
     assert costs.pass_s(tokens) > 0
     if tokens < max(measured):
         assert costs.pass_s(tokens) <= costs.pass_s(tokens + 1)
+
+
+def test_an_agreement_is_cut_by_halves() -> None:
+    assert list(cuts(256, 32)) == [(256, 32), (128, 16), (64, 8), (32, 4), (16, 2)]
+    assert list(cuts(POSITIONS_LEAST - 1, 3)) == [(POSITIONS_LEAST - 1, 3)]
+    assert list(cuts(2 * POSITIONS_LEAST + 1, 1))[-1] == (POSITIONS_LEAST, 1)

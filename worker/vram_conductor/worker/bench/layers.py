@@ -19,7 +19,7 @@ from vram_conductor.protocol.errors import ResourceExhausted
 from vram_conductor.worker.bench.bench_memory import BenchMemory
 from vram_conductor.worker.bench.decoding import STEPS_MIN
 from vram_conductor.worker.bench.layers_agreement import Agreements, IncompleteEngine, agree
-from vram_conductor.worker.bench.layers_costs import MARGIN, Costs
+from vram_conductor.worker.bench.layers_costs import MARGIN, Costs, cuts
 from vram_conductor.worker.bench.layers_rows import Rows
 from vram_conductor.worker.bench.layers_setting import LayersSetting
 from vram_conductor.worker.bench.llama_steps import Logits
@@ -150,18 +150,24 @@ class _Measuring:
 
     @property
     def _check_s(self) -> float:
-        """What is kept back for :meth:`check`: without time for all of it, for the prompt alone."""
+        """What is kept back for :meth:`check`: of the agreement, as much as there is time for."""
         rounds = 1 + self._it.repeats
         prompt_s = self._costs.open_s + self._costs.prefill_s(self._it.prompt_tokens, rounds)
-        all_s = MARGIN * (prompt_s + self._agreement_s)
-        return all_s if all_s < self._left_s else prompt_s
+        return MARGIN * prompt_s + self._agreement_s(self._left_s - MARGIN * prompt_s)
 
-    @property
-    def _agreement_s(self) -> float:
+    def _agreement_s(self, left_s: float) -> float:
+        """Of as many positions as fit into the time; 0 if too few do."""
+        cut = self._cut(left_s)
+        return MARGIN * self._costs.agreement_s(*cut) if cut else 0.0
+
+    def _cut(self, left_s: float) -> tuple[int, int] | None:
+        """How many positions and greedy tokens fit into the time."""
         if self._reference is None:
-            return 0.0
+            return None
         said, _, _ = self._reference
-        return self._costs.agreement_s(len(said.tokens), len(said.greedy))
+        every = cuts(len(said.tokens), len(said.greedy))
+        fitting = (cut for cut in every if MARGIN * self._costs.agreement_s(*cut) <= left_s)
+        return next(fitting, None)
 
     def _open(
         self, sequences: int, tokens: int, n_ctx: int, *, wanted: int = 0, resident: bool = True
@@ -239,30 +245,44 @@ class _Measuring:
             return self._rows.decode(engine, 1, 1, self._left_s - self._check_s)
 
     def check(self) -> tuple[Agreements | None, dict[str, Any]]:
-        """The prefill, and our logits beside llama.cpp's if there is time for them."""
+        """The prefill, and our logits beside llama.cpp's as far as there is time for them."""
         prompt = self._it.prompt_tokens
         if self._reference is None:
             with self._open(1, prompt, prompt) as engine:
                 return None, self._prefill(engine)
-        said, theirs, copy = self._reference
+        said, _, _ = self._reference
         count = len(said.tokens)
         n_ctx = max(prompt, count + len(said.greedy))
         with self._open(1, max(prompt, count), n_ctx, wanted=count) as engine:
             prefill = self._prefill(engine)
-            need_s = self._agreement_s
-            if need_s > self._left_s:
-                self.notes.append(
-                    "no time was left for the logits beside llama.cpp's: about "
-                    f"{need_s:.0f} s are needed, {max(0.0, self._left_s):.0f} s were left"
-                )
-                return None, prefill
             engine.reset()
-            with self.phases.phase("agreement"):
-                return agree(engine, said, theirs, copy), prefill
+            return self._agree(engine), prefill
+
+    def _agree(self, engine: IncompleteEngine) -> Agreements | None:
+        assert self._reference is not None
+        said, theirs, copy = self._reference
+        every = len(said.tokens), len(said.greedy)
+        cut = self._cut(self._left_s)
+        if cut is None:
+            need_s, left_s = self._costs.agreement_s(*every), max(0.0, self._left_s)
+            self.notes.append(
+                "no time was left for the logits beside llama.cpp's: all of them need about "
+                f"{need_s:.0f} s, {left_s:.0f} s were left"
+            )
+            return None
+        if cut != every:
+            self.notes.append(
+                f"time was left for {cut[0]} of {every[0]} positions and {cut[1]} of {every[1]} "
+                "greedy tokens beside llama.cpp's"
+            )
+        positions, _ = cut
+        with self.phases.phase("agreement"):
+            part = None if copy is None else copy[:positions]
+            return agree(engine, said.first(*cut), theirs[:positions], part)
 
     def _prefill(self, engine: LayerEngine) -> dict[str, Any]:
-        need_s = self._agreement_s
-        until = self._until - (need_s if need_s < self._left_s else 0.0)
+        least_s = self._costs.prefill_s(self._it.prompt_tokens, 2)
+        until = self._until - self._agreement_s(self._left_s - least_s)
         with self.phases.phase("prefill"):
             found = self._rows.prefill(engine, until)
         self._costs.add_pass(found["tokens"], statistics.median(found["serial_ms"]) / 1e3)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 LOGIT_S = 2e-8
 """Comparing one logit with another, in NumPy's float64."""
 
@@ -17,6 +19,18 @@ best tokens, all logits, serial."""
 
 MARGIN = 1.5
 """What is still to come may take longer by so much."""
+
+
+POSITIONS_LEAST = 16
+"""Fewer say little of how far two engines' logits lie apart."""
+
+
+def cuts(positions: int, greedy: int) -> Iterator[tuple[int, int]]:
+    """All of the positions and greedy tokens, half of both, and so on."""
+    yield positions, greedy
+    while positions >= 2 * POSITIONS_LEAST:
+        positions, greedy = positions // 2, -(-greedy // 2)
+        yield positions, greedy
 
 
 class Costs:

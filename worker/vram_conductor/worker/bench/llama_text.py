@@ -54,6 +54,15 @@ class Said(msgspec.Struct, frozen=True):
     copy_itself: Agreement | None
     phases: dict[str, float]
 
+    def first(self, positions: int, greedy: int) -> Said:
+        """As if no more had been asked of it; how it agrees with itself stays that of all."""
+        return msgspec.structs.replace(
+            self,
+            tokens=self.tokens[:positions],
+            greedy=self.greedy[:greedy],
+            copy_greedy=self.copy_greedy[:greedy],
+        )
+
 
 def read_reference(folder: Path) -> tuple[Said, Logits, Logits | None]:
     """What :func:`write_reference` wrote: the logits (positions, n_vocab) of the file, and of its
