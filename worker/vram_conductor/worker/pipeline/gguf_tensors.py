@@ -128,7 +128,7 @@ class GgufTensors:
                     tensor=name,
                 ) from None
             if not count:
-                raise self._cut_off(name, at)
+                raise self._cut_off(name, os.fstat(self._file.fileno()).st_size)
             at, left = at + count, left[count:]
 
     def data(self, name: str) -> NDArray[np.uint8]:
@@ -149,14 +149,15 @@ class GgufTensors:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _cut_off(self, name: str, at: int) -> DataLoss:
+    def _cut_off(self, name: str, file_bytes: int) -> DataLoss:
         return DataLoss(
             "truncated_model",
-            f"{self.path} ends at byte {at} within tensor {name}; it had {self.n_bytes} bytes when "
-            "it was opened: get the file again, and replace it by renaming, not by writing over it",
+            f"{self.path} has {file_bytes} bytes, and had {self.n_bytes} when it was opened: "
+            f"tensor {name} is cut off; get the file again, and replace it by renaming, not by "
+            "writing over it",
             path=str(self.path),
             tensor=name,
-            file_bytes=at,
+            file_bytes=file_bytes,
             opened_bytes=self.n_bytes,
         )
 
