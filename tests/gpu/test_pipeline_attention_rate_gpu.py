@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import pytest
@@ -88,6 +89,28 @@ def test_a_layers_attention(
         assert ms < limit_ms * max(1, MULTIPROCESSORS / gpu.multiprocessors)
 
 
+def keeps_up(
+    timer: KernelTimer,
+    fill: float,
+    name: str,
+    file: str,
+    geometry: Geometry,
+    moved: int,
+    *arguments: int | np.generic,
+) -> None:
+    """With memory, more or less.
+
+    Args:
+        fill: bytes/s that memory is filled at.
+        moved: bytes read and written.
+    """
+    module = timer.gpu.module(kernel_source(file))
+    launch = module.prepare(name, geometry.grid, geometry.block, arguments)
+    ms = timer.ms([launch] * 20)
+    say(f"  {name}: {ms * 1e3:.1f} us, {moved / ms / 1e6:.0f} GB/s")
+    assert ms < FLOOR_MS + moved / (fill / 10) * 1e3
+
+
 @pytest.mark.parametrize("tokens", [1, TOKENS])
 def test_what_lies_between_the_products(timer: KernelTimer, tokens: int) -> None:
     fill = timer.fill_bytes_per_s(FILL_BYTES)
@@ -100,16 +123,7 @@ def test_what_lies_between_the_products(timer: KernelTimer, tokens: int) -> None
     n, one = np.int32(tokens), np.float32(1)
     kv = np.int32(1024)
 
-    def check(
-        name: str, file: str, geometry: Geometry, moved: int, *arguments: int | np.generic
-    ) -> None:
-        """``moved``: bytes read and written."""
-        module = timer.gpu.module(kernel_source(file))
-        launch = module.prepare(name, geometry.grid, geometry.block, arguments)
-        ms = timer.ms([launch] * 20)
-        say(f"  {name}: {ms * 1e3:.1f} us, {moved / ms / 1e6:.0f} GB/s")
-        assert ms < FLOOR_MS + moved / (fill / 10) * 1e3
-
+    check = partial(keeps_up, timer, fill)
     wide, heads = np.int32(WIDTH), np.int32(32)
     check(
         "rms_norm",

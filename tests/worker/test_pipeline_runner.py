@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import itertools
-import os
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,55 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from watched_pipeline import Watching, fill, pipeline
 
-from vram_conductor.worker.pipeline.runner import Pipeline
-from vram_conductor.worker.pipeline.schedule import Schedule
 from vram_conductor.worker.pipeline.stream_host import HostMark, HostStreams
 from vram_conductor.worker.pipeline.streams import Mark
 
-SLOT_BYTES = 64 << 10
 WAIT_S = 20.0
-
-
-def pattern(unit: int) -> int:
-    return unit + 1
-
-
-def fill(unit: int, slot: NDArray[np.uint8]) -> None:
-    """In two halves, so that a computation that comes too early sees a torn one."""
-    slot[: SLOT_BYTES // 2] = pattern(unit)
-    slot[SLOT_BYTES // 2 :] = pattern(unit)
-
-
-class Watching:
-    """A computation that looks at its slot from beginning to end."""
-
-    def __init__(self) -> None:
-        self.seen: list[int] = []
-
-    def __call__(self, unit: int, slot: Any) -> None:
-        if slot is not None:
-            for _ in range(3):
-                assert np.all(slot == pattern(unit)), f"unit {unit} was not there"
-        self.seen.append(unit)
-
-
-@contextmanager
-def pipeline(
-    n_units: int,
-    slots: int = 2,
-    resident: frozenset[int] = frozenset(),
-    fill: Callable[[int, NDArray[np.uint8]], None] = fill,
-    kind: type[HostStreams] = HostStreams,
-) -> Iterator[Pipeline]:
-    streams = kind(fill, slots, SLOT_BYTES)
-    threads = [lane.thread for lane in streams._lanes.values()]
-    try:
-        yield Pipeline(streams, Schedule(n_units, slots, resident))
-    finally:
-        streams.close()
-    streams.close()
-    assert not any(thread.is_alive() for thread in threads)
 
 
 @settings(max_examples=60, deadline=None)
@@ -158,15 +113,6 @@ def test_waiting_says_what_failed(bad: str) -> None:
         bad = ""
         line.wait(line.run(again))
         assert again.seen == [0, 1, 2]
-
-
-def test_untimed_streams_tell_no_spans() -> None:
-    streams = HostStreams(fill, 2, SLOT_BYTES, timed=False)
-    line = Pipeline(streams, Schedule(3, 2))
-    line.run(Watching())
-    line.synchronise()
-    assert streams.spans() == []
-    streams.close()
 
 
 def test_a_serial_pass_overlaps_nothing() -> None:
@@ -264,59 +210,3 @@ def test_the_first_error_is_the_one_that_is_said() -> None:
         with pytest.raises(KeyError, match="the first"):
             line.synchronise()
         line.synchronise()
-
-
-def test_closing_does_not_begin_what_waits() -> None:
-    begun, go_on = threading.Event(), threading.Event()
-    seen: list[int] = []
-
-    def work(unit: int, slot: Any) -> None:
-        seen.append(unit)
-        begun.set()
-        assert go_on.wait(WAIT_S)
-
-    streams = HostStreams(fill, 2, SLOT_BYTES)
-    Pipeline(streams, Schedule(4, 2)).run(work)
-    assert begun.wait(WAIT_S)
-    closing = threading.Thread(target=streams.close)
-    closing.start()
-    # It has said that nothing more is to be begun before it waits.
-    deadline = time.monotonic() + WAIT_S
-    while not streams._failure.stop:
-        assert time.monotonic() < deadline
-    go_on.set()
-    closing.join(WAIT_S)
-    assert not closing.is_alive()
-    assert seen == [0]
-
-
-def test_slots_begin_where_tensors_may() -> None:
-    with pipeline(1, slots=4) as line:
-        assert [line.streams.slot(at).ctypes.data % 256 for at in range(4)] == [0] * 4
-        assert [line.streams.slot(at).nbytes for at in range(4)] == [SLOT_BYTES] * 4
-
-
-def test_the_two_threads_have_no_core_in_common() -> None:
-    mine = os.sched_getaffinity(0)
-    found: dict[str, set[int]] = {}
-
-    def read(unit: int, slot: NDArray[np.uint8]) -> None:
-        found["transfer"] = os.sched_getaffinity(0)
-
-    def work(unit: int, slot: Any) -> None:
-        found["compute"] = os.sched_getaffinity(0)
-
-    with pipeline(1, fill=read) as line:
-        line.wait(line.run(work, ahead=False))
-    assert found["transfer"] | found["compute"] == mine
-    assert not found["transfer"] & found["compute"] or len(mine) == 1
-    assert os.sched_getaffinity(0) == mine, "other threads stay where they are"
-
-
-def test_one_core_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    one = {min(os.sched_getaffinity(0))}
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: one)
-    with pipeline(3) as line:
-        work = Watching()
-        line.wait(line.run(work))
-        assert work.seen == [0, 1, 2]
