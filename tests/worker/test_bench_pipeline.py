@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -252,10 +253,8 @@ def test_the_process_prints_one_json_value(capsys: pytest.CaptureFixture[str]) -
 
 
 @pytest.fixture
-def emulated(
-    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> EmulatedCuda:
-    gpu = EmulatedCuda(tmp_path_factory.mktemp("kernels"), seed=3)
+def emulated(kernels: Path, monkeypatch: pytest.MonkeyPatch) -> EmulatedCuda:
+    gpu = EmulatedCuda(kernels, seed=3)
     monkeypatch.setattr(cuda.Cuda, "of", lambda device: gpu)
     return gpu
 

@@ -74,11 +74,6 @@ def test_poison_is_found() -> None:
         payload.check(0, results, data)
 
 
-@pytest.fixture(scope="module")
-def kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("kernels")
-
-
 def test_the_same_bytes_are_laid_out_as_other_units(kernels: Path) -> None:
     gpu = EmulatedCuda(kernels, seed=2)
     synthetic = SyntheticCuda(gpu, Synthetic(2, 4 * PIECE, 3), slots=2)
