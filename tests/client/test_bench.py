@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -151,6 +152,19 @@ def test_a_wrong_flag_is_said_with_its_reason(
 ) -> None:
     assert main(["bench", "parallel", *flags]) != 0
     assert f"({reason})" in capsys.readouterr().err
+
+
+def test_a_model_whose_name_is_not_text_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Worker and broker speak JSON."""
+    path = os.fsencode(tmp_path) + b"/\xff.gguf"
+    try:
+        Path(os.fsdecode(path)).write_bytes(b"GGUF")
+    except OSError:
+        pytest.skip("this file system has UTF-8 names only")
+    assert main(["bench", "pipeline", "--model", os.fsdecode(path)]) == 8
+    assert "is not UTF-8; rename the file (bad_value)" in capsys.readouterr().err
 
 
 def test_one_model_is_too_few(models: list[str], capsys: pytest.CaptureFixture[str]) -> None:

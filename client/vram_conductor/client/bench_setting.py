@@ -129,11 +129,18 @@ def given_models(paths: Sequence[str]) -> tuple[BenchModel, ...]:
 
     Raises:
         NotFound: ``no_such_model``.
+        InvalidArgument: ``bad_value``: a name that no message can carry.
     """
     found = []
     for path in map(Path, paths):
         if not path.is_file():
             raise NotFound("no_such_model", f"{path} is no file", path=str(path))
+        try:
+            str(path.resolve()).encode()
+        except UnicodeEncodeError:
+            raise InvalidArgument(
+                "bad_value", f"the name of {path} is not UTF-8; rename the file"
+            ) from None
         found.append(BenchModel(path.stem, str(path.resolve()), path.stat().st_size))
     return tuple(sorted(found, key=lambda model: model.bytes))
 
@@ -183,7 +190,9 @@ def ask_worker(
             code, answer = _run(worker_command(*arguments), stderr, timeout_s, env or {})
     except subprocess.TimeoutExpired:
         raise Internal(
-            "bench_failed", f"bench {arguments[0]} gave no answer within {timeout_s:.0f} s"
+            "bench_failed",
+            f"bench {arguments[0]} gave no answer within {timeout_s:.0f} s: give it more time "
+            "(--seconds), or less to do",
         ) from None
     try:
         value = msgspec.json.decode(answer)
