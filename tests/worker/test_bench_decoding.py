@@ -100,3 +100,16 @@ def test_logits_are_compared_position_by_position() -> None:
     assert -1 < other.cosine < 1
     assert other.top1_share == 0.75
     assert other.greedy_equal == 2
+
+
+def test_what_is_no_number_agrees_with_nothing() -> None:
+    """Not even with itself; the other positions still count."""
+    theirs = np.random.default_rng(3).normal(0, 1, (4, 50)).astype(np.float32)
+    ours = theirs.copy()
+    ours[1, 7] = np.nan
+    ours[2] = np.inf
+    ours[3] = 0
+    found = compare(ours, theirs)
+    assert (found.cosine, found.cosine_least, found.top1_share) == (0, 0, 0.25)
+    assert compare(ours, ours).cosine_least == 0
+    assert compare(ours[:1], theirs[:1]).cosine_least > 0.999999

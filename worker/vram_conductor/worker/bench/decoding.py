@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -146,12 +147,13 @@ def compare(
     products, ours_norm, theirs_norm = (
         np.einsum("ij,ij->i", x, y, dtype=np.float64) for x, y in ((a, b), (a, a), (b, b))
     )
-    cosines = products / np.sqrt(ours_norm * theirs_norm)
-    same = ours.argmax(axis=1) == theirs.argmax(axis=1)
+    cosines = _cosine(products, ours_norm, theirs_norm)
+    # NumPy takes what is no number for the largest.
+    same = (ours.argmax(axis=1) == theirs.argmax(axis=1)) & np.isfinite(ours).all(axis=1)
     pairs = list(zip(our_greedy, their_greedy, strict=True))
     equal = next((at for at, (x, y) in enumerate(pairs) if x != y), len(pairs))
     return Agreement(
-        cosine=float(products.sum() / np.sqrt(ours_norm.sum() * theirs_norm.sum())),
+        cosine=float(_cosine(products.sum(), ours_norm.sum(), theirs_norm.sum())),
         cosine_least=float(cosines.min()),
         cosine_median=float(np.median(cosines)),
         top1_share=float(same.mean()),
@@ -161,6 +163,14 @@ def compare(
     )
 
 
+def _cosine(product: Any, ours_norm: Any, theirs_norm: Any) -> NDArray[np.float64]:
+    """Where there is none (no numbers, or all the same), nothing agrees: 0."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        found: NDArray[np.float64] = product / np.sqrt(ours_norm * theirs_norm)
+    return np.nan_to_num(found, nan=0.0)
+
+
 def _centred(logits: NDArray[np.float32]) -> NDArray[np.float64]:
-    found: NDArray[np.float64] = logits - logits.mean(axis=1, dtype=np.float64, keepdims=True)
+    with np.errstate(invalid="ignore"):
+        found: NDArray[np.float64] = logits - logits.mean(axis=1, dtype=np.float64, keepdims=True)
     return found
