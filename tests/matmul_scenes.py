@@ -131,7 +131,10 @@ class MatmulScenes:
         normal = np.abs(x).max(axis=1) > 1e-33
         assert (largest[normal] >= 2**14).all()
         assert (largest < 2**15).all()
-        np.testing.assert_array_equal(half, (x / scale[:, None]).astype(np.float16))
+        # What is below the normal numbers may count as 0: CuPy has kernels compiled so.
+        flushed = np.where(np.abs(x) < np.finfo(np.float32).tiny, 0, x)
+        exact, without = ((values / scale[:, None]).astype(np.float16) for values in (x, flushed))
+        np.testing.assert_array_equal(half, np.where(half == exact, exact, without))
 
     def test_to_half_keeps_what_is_no_number(self, bench: KernelBench) -> None:
         x = np.ones((3, 32), np.float32)

@@ -1,5 +1,6 @@
 // x / scale as f16, scale the power of two with the token's largest |x / scale| in [2^14, 2^15):
 // exact but for f16's own rounding, without overflow, and with all its range for the small ones.
+// (CuPy compiles with -ftz=true: an x below 2^-126 counts as 0.)
 // x: [tokens][columns], aligned to 16, columns a multiple of 4. A block of whole warps per token.
 extern "C" __global__ void to_half(const float* x, half* out, float* scale, int tokens,
                                    int columns) {
