@@ -176,7 +176,7 @@ def test_a_lane_that_hangs_stops_nobody_else_and_is_noticed(driver: Free) -> Non
     driver.until(driver.told(well, 5))
     gate.await_caller()
     watchdog = Watchdog(1000, 0)
-    for now_ms in range(0, 1000, 250):
+    for now_ms in range(0, 1000, 100):
         mark, busy = driver.core.progress()
         assert not watchdog.hangs(mark, busy, 0, now_ms * MS)
         driver.until(driver.told(well, 1))

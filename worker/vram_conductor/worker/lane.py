@@ -16,9 +16,9 @@ from typing import Protocol
 JOIN_S = 2.0
 """How long leaving waits for a lane: one that hangs must not keep the process."""
 
-AHEAD = 16
+AHEAD = 8
 """What is wanted of a lane stops it after the batch that it is at; this only bounds how far it
-runs ahead of the engine thread, whose next word it waits for then."""
+runs ahead of the engine thread."""
 
 
 class Errand:

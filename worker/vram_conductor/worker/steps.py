@@ -20,11 +20,6 @@ from vram_conductor.worker.lane import Errand, Report
 from vram_conductor.worker.residency import PoolState
 from vram_conductor.worker.traffic import Traffic
 
-TELL_NS = 2_500_000
-"""A lane that goes on by itself tells of its tokens so far apart: being told costs the engine
-thread about as much for one token as for some, and it holds the interpreter meanwhile, which other
-lanes want. A first token is told at once."""
-
 Entry = tuple[int, Tokens, int, bool]
 """Slot, ids, first position, whether a token is wanted: see ``engine.Pool.decode``."""
 
@@ -82,13 +77,11 @@ class Submission(Errand):
         self._finishing = finishing
         self._batch = [_entry(job, count) for job, count in shares]
         self._due = [_due(job) for job, count in shares if count == job.pending]
-        self._hurries = any(not job.generated for job, _ in shares)
         self._results: deque[Result] = deque()
         self._last: Result | None = None
 
     def do(self, report: Report) -> None:
         began_ns, batch = self._now_ns, self._batch
-        told_ns = None if self._hurries else self._clock()
         while True:
             result = self._compute(batch, began_ns)
             self._rounds -= 1
@@ -97,10 +90,8 @@ class Submission(Errand):
                 return
             tokens = result.tokens
             self._results.append(result)
+            report(self)
             began_ns = self._clock()
-            if told_ns is None or began_ns - told_ns >= TELL_NS:
-                report(self)
-                told_ns = began_ns
             batch = [
                 (slot, np.array([tokens[due.seq]], np.int32), first + len(ids), True)
                 for due, (slot, ids, first, _) in zip(self._due, batch, strict=True)
