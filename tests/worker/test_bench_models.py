@@ -11,8 +11,13 @@ from pathlib import Path
 
 import gguf
 import pytest
+from small_tmpfs import small_tmpfs
 
-from vram_conductor.protocol.errors import FailedPrecondition, InvalidArgument
+from vram_conductor.protocol.errors import (
+    FailedPrecondition,
+    InvalidArgument,
+    ResourceExhausted,
+)
 from vram_conductor.worker.bench import random_models
 from vram_conductor.worker.bench.random_models import END_TOKEN, is_random, make_random
 from vram_conductor.worker.bench.random_shapes import BLOCK_VALUES, SHAPES, find_shape
@@ -106,6 +111,19 @@ def test_a_model_is_made_once(tmp_path: Path) -> None:
     assert make_random("tiny-1", tmp_path) == first
     assert first.stat().st_mtime_ns == before
     assert list(tmp_path.iterdir()) == [first], "no half of it is left"
+
+
+def test_a_disk_that_is_too_small_is_refused_with_numbers(tmp_path: Path) -> None:
+    shape = find_shape("tiny-3")
+    room = make_random(shape.name, tmp_path).stat().st_size
+    assert 0 <= room - shape.n_bytes < 0.5 * room, "and what describes them"
+    with small_tmpfs(tmp_path, 256 << 10) as small:
+        with pytest.raises(ResourceExhausted) as caught:
+            make_random(shape.name, small)
+        assert not list(small.iterdir())
+    assert caught.value.reason == "disk_short"
+    assert caught.value.details["need_bytes"] == shape.n_bytes
+    assert caught.value.details["free_bytes"] == 256 << 10
 
 
 def test_an_unknown_size_names_the_known_ones() -> None:

@@ -10,13 +10,14 @@ from __future__ import annotations
 import math
 import os
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from vram_conductor.protocol.errors import FailedPrecondition
+from vram_conductor.protocol.errors import FailedPrecondition, ResourceExhausted
 from vram_conductor.worker.bench.random_shapes import (
     BLOCK_BYTES,
     BLOCK_VALUES,
@@ -71,6 +72,7 @@ def make_random(name: str, folder: Path) -> Path:
     Raises:
         InvalidArgument: ``unknown_size``.
         FailedPrecondition: ``gguf_missing``.
+        ResourceExhausted: ``disk_short``.
     """
     shape = find_shape(name)
     version = _BALANCED_VERSION if shape.balanced else _VERSION
@@ -78,6 +80,7 @@ def make_random(name: str, folder: Path) -> Path:
     if not path.exists():
         gguf = load_gguf()
         folder.mkdir(parents=True, exist_ok=True)
+        _check_room(shape, folder)
         part = path.with_suffix(f".part{os.getpid()}")
         try:
             _write(gguf, shape, part)
@@ -85,6 +88,18 @@ def make_random(name: str, folder: Path) -> Path:
         finally:
             part.unlink(missing_ok=True)
     return path
+
+
+def _check_room(shape: Shape, folder: Path) -> None:
+    free_bytes = shutil.disk_usage(folder).free
+    if shape.n_bytes > free_bytes:
+        raise ResourceExhausted(
+            "disk_short",
+            f"a random model of {shape.name} takes {shape.n_bytes} bytes, and {free_bytes} are "
+            f"free in {folder}: make room, or name another temporary folder with TMPDIR",
+            need_bytes=shape.n_bytes,
+            free_bytes=free_bytes,
+        )
 
 
 def is_random(path: str | Path) -> bool:

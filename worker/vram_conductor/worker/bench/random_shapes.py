@@ -64,6 +64,12 @@ class Shape:
         """Values in its matrices."""
         return sum(rows * columns for _, rows, columns in self.matrices())
 
+    @property
+    def n_bytes(self) -> int:
+        """Of its tensors in a file."""
+        vectors = sum(length for _, length, _ in self.vectors())
+        return self.parameters // BLOCK_VALUES * BLOCK_BYTES + 4 * vectors
+
     def matrices(self) -> list[tuple[str, int, int]]:
         """(tensor, rows, columns) of every Q4_0 matrix; columns are what a layer reads."""
         embd, found = self.n_embd, [("token_embd.weight", self.n_vocab, self.n_embd)]

@@ -40,6 +40,7 @@ def requantise(source: str, target: str, kind: str) -> None:
     if code != 0:
         raise FailedPrecondition(
             "requantise_failed",
-            f"llama.cpp could not requantise {source} (code {code}): get the file again",
+            f"llama.cpp could not requantise {source} (code {code}): the file is damaged, or there "
+            f"is no room for {target}",
             exit_code=code,
         )
