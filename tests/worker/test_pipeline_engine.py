@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import random
 import signal
@@ -18,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from quantised_models import make_quantised
-from scene import refusal
+from scene import refusal, until
 
 from vram_conductor.protocol.errors import DataLoss
 from vram_conductor.worker.pipeline.assembly import Assembly, Plan, assemble_host
@@ -176,6 +177,15 @@ def test_no_thread_stays() -> None:
         say(engine)
         assert len(pipeline_threads()) == 2
     assert not pipeline_threads()
+
+
+def test_a_dropped_engine_leaves_no_thread() -> None:
+    engine = site_engine()
+    say(engine)
+    assert len(pipeline_threads()) == 2
+    del engine
+    gc.collect()
+    until(lambda: not pipeline_threads(), "both threads have ended")
 
 
 def test_logits_belong_to_the_caller() -> None:

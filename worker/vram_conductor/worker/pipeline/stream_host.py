@@ -7,7 +7,8 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -124,6 +125,8 @@ class HostStreams:
         self._lanes = {
             stream: _Lane(stream, self._failure, timed, cores) for stream, cores in _cores().items()
         }
+        # Who is dropped without being closed leaves no thread that waits for ever.
+        self._end = weakref.finalize(self, _end, tuple(self._lanes.values()))
         self._open = True
 
     def slot(self, index: int) -> NDArray[np.uint8]:
@@ -171,11 +174,15 @@ class HostStreams:
             return
         self._open = False
         self._failure.set(None)
-        for lane in self._lanes.values():
-            lane.end()
+        self._end()
         for lane in self._lanes.values():
             lane.thread.join()
         self._slots = []
+
+
+def _end(lanes: Iterable[_Lane]) -> None:
+    for lane in lanes:
+        lane.end()
 
 
 def _cores() -> dict[Stream, set[int]]:
