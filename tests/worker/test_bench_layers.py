@@ -185,14 +185,14 @@ def test_the_first_batch_is_measured_when_time_is_over_and_what_is_left_out_is_s
 def test_time_is_kept_back_for_the_check(tiny: str, tmp_path: Path) -> None:
     """Many batches that would take longer than there is time; opening is quick here."""
     write_reference(tiny, 1, 8, tmp_path)
-    batches = list(range(1, 200))
+    batches = list(range(1, 400))
     setting = layers_setting(
-        "cpu", tiny, batches=batches, n_ctx=64, prompt_tokens=4, repeats=1, seconds=4
+        "cpu", tiny, batches=batches, n_ctx=64, prompt_tokens=4, repeats=1, seconds=8
     )
     found = measure_layers(setting, tmp_path)
     assert found.agreement is not None
     measured = [row["batch"] for row in found.decode]
-    assert {1, 199, 8, 64} <= set(measured)
+    assert {1, 399, 8, 64} <= set(measured)
     (note,) = found.notes
     left_out = sorted(set(batches) - set(measured))
     assert note == f"no time was left for batch {', '.join(map(str, left_out))}"
