@@ -15,6 +15,7 @@ from gguf_models import Spec, make_model
 from quantised_models import Quantised, make_quantised
 
 from vram_conductor.protocol.errors import InvalidArgument
+from vram_conductor.worker.bench import layers
 from vram_conductor.worker.bench.bench_memory import BenchMemory
 from vram_conductor.worker.bench.decoding import STEPS_MIN
 from vram_conductor.worker.bench.layers import describe, measure_layers
@@ -182,8 +183,12 @@ def test_the_first_batch_is_measured_when_time_is_over_and_what_is_left_out_is_s
     assert agreement.startswith("no time was left for the logits beside llama.cpp's: all ")
 
 
-def test_time_is_kept_back_for_the_check(tiny: str, tmp_path: Path) -> None:
-    """Many batches that would take longer than there is time; opening is quick here."""
+def test_time_is_kept_back_for_the_check(
+    tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many batches that would take longer than there is time; opening is quick here. On a busy
+    machine the next pass may take several times as long as the one before."""
+    monkeypatch.setattr(layers, "MARGIN", 8.0)
     write_reference(tiny, 1, 8, tmp_path)
     batches = list(range(1, 400))
     setting = layers_setting(
