@@ -19,7 +19,7 @@ from vram_conductor.protocol.errors import ResourceExhausted
 from vram_conductor.worker.bench.bench_memory import BenchMemory
 from vram_conductor.worker.bench.decoding import STEPS_MIN
 from vram_conductor.worker.bench.layers_agreement import Agreements, IncompleteEngine, agree
-from vram_conductor.worker.bench.layers_costs import MARGIN, Costs, cuts
+from vram_conductor.worker.bench.layers_costs import CHECK_SHARE, MARGIN, Costs, cuts
 from vram_conductor.worker.bench.layers_rows import Rows
 from vram_conductor.worker.bench.layers_setting import LayersSetting
 from vram_conductor.worker.bench.llama_steps import Logits
@@ -150,10 +150,13 @@ class _Measuring:
 
     @property
     def _check_s(self) -> float:
-        """What is kept back for :meth:`check`: of the agreement, as much as there is time for."""
+        """What is kept back for :meth:`check`: of the agreement, as much as fits into a share of
+        all the time. Of the time that is left it would become less with every batch, and nothing
+        in the end."""
         rounds = 1 + self._it.repeats
         prompt_s = self._costs.open_s + self._costs.prefill_s(self._it.prompt_tokens, rounds)
-        return MARGIN * prompt_s + self._agreement_s(self._left_s - MARGIN * prompt_s)
+        most_s = CHECK_SHARE * self._it.seconds
+        return MARGIN * prompt_s + self._agreement_s(most_s - MARGIN * prompt_s)
 
     def _agreement_s(self, left_s: float) -> float:
         """Of as many positions as fit into the time; 0 if too few do."""
@@ -230,7 +233,9 @@ class _Measuring:
 
     def _row(self, engine: LayerEngine, batch: int, most: int) -> dict[str, Any]:
         self._begun = True
-        row = self._rows.decode(engine, batch, most, self._left_s - self._check_s)
+        # A round that is begun is ended: one of them is not counted on.
+        round_s = self._costs.row_s(batch, 1 + STEPS_MIN)
+        row = self._rows.decode(engine, batch, most, self._left_s - self._check_s - round_s)
         self._costs.add_pass(batch, statistics.median(row["logits_ms"]) / 1e3)
         return row
 

@@ -20,6 +20,9 @@ best tokens, all logits, serial."""
 MARGIN = 1.5
 """What is still to come may take longer by so much."""
 
+CHECK_SHARE = 0.5
+"""Of all the time, at most, for the prefill and the logits beside llama.cpp's."""
+
 
 POSITIONS_LEAST = 16
 """Fewer say little of how far two engines' logits lie apart."""
