@@ -31,7 +31,7 @@ format: setup ## let ruff fix and format
 	@$(PY) -m ruff check --fix .
 	@$(PY) -m ruff format .
 
-gpu-suite: ## on a CUDA host: gpu tests, all benches, into $$OUT or build/gpu-suite (MODEL=file.gguf: it, too)
+gpu-suite: ## on a CUDA host: gpu tests, all benches, into $OUT or build/gpu-suite (MODEL=file.gguf: it, too)
 	@$(PYTHON) scripts/gpu_suite.py $(SUITE)
 
 bench: models ## the numbers of docs/performance.md, as ratios within one run

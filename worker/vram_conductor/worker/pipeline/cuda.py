@@ -44,9 +44,9 @@ def load_cupy() -> Any:
     except ImportError as error:
         raise FailedPrecondition(
             "cupy_missing",
-            f"layers are streamed to a GPU through CuPy ({error}): pip install "
-            "'vram-conductor[cuda]' for CUDA 12, 'vram-conductor[cuda13]' for CUDA 13; or use "
-            "--device cpu",
+            f"layers are streamed to a GPU through CuPy ({error}): in a clone of the "
+            "project, .venv/bin/pip install -e '.[cuda]' for CUDA 12, '.[cuda13]' for CUDA 13; "
+            "or use --device cpu",
         ) from None
     return cupy
 
