@@ -27,6 +27,8 @@ from vram_conductor.protocol.commands import (
     Budget,
     CancelRun,
     Command,
+    Copied,
+    Copy,
     Drain,
     Failed,
     Forget,
@@ -348,6 +350,18 @@ class Driver:
         op = self.send(Forget, conversation=key(conversation))
         assert isinstance(self.answer(op), WorkerOk)
         self.records.pop(key(conversation), None)
+
+    def fork(self, conversation: str, to: str) -> int:
+        """COPY, and the record as it stands; returns its op."""
+        record = self.records[key(conversation)]
+        self.records[key(to)] = Record(list(record.ids), 1)
+        return self.send(Copy, source=key(conversation), target=key(to))
+
+    def copied(self, conversation: str, to: str) -> Copied:
+        """COPY and its answer."""
+        answer = self.answer(self.fork(conversation, to))
+        assert isinstance(answer, Copied), answer
+        return answer
 
     def run(self, conversation: str, *, full: bool = False, **fields: Any) -> int:
         """RUN; the transcript goes along where the core may lack it."""

@@ -14,6 +14,7 @@ from vram_conductor.broker.journal.records import ConversationCommitted
 from vram_conductor.protocol import commands as c
 from vram_conductor.protocol import limits
 from vram_conductor.protocol import messages as m
+from vram_conductor.protocol.conversations import Turn
 from vram_conductor.protocol.errors import Code
 from vram_conductor.protocol.stream import SendStream
 from vram_conductor.protocol.tokens import pack_tokens, unpack_tokens
@@ -120,7 +121,11 @@ def test_prefix_is_replaced_where_the_worker_keeps_less() -> None:
     worker.start(job, [50, 51], keep=2)
     worker.finish(job, "x", [60])
     assert bench.records[-1] == ConversationCommitted(
-        conversation=MAIN, version=2, keep=2, ids=pack_tokens([50, 51, 60])
+        conversation=MAIN,
+        version=2,
+        keep=2,
+        ids=pack_tokens([50, 51, 60]),
+        turns=[Turn(text="another", end=4), Turn(text="x", generated=True, end=5)],
     )
     assert tokens(bench) == 5
 

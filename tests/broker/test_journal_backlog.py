@@ -17,6 +17,7 @@ from vram_conductor.broker.journal.records import (
     WorkerEpochSeen,
 )
 from vram_conductor.broker.journal.restored import Restored
+from vram_conductor.protocol.conversations import Turn
 from vram_conductor.protocol.values import AgentKey, ConversationKey, ModelInfo
 
 MODEL = ModelInfo(
@@ -42,6 +43,7 @@ def histories(draw: st.DrawFn) -> list[Record]:
     records: list[Record] = []
     alive: set[str] = set()
     lengths: dict[ConversationKey, int] = {}
+    turns: dict[ConversationKey, int] = {}
     versions: dict[ConversationKey, int] = {}
     for step in range(draw(st.integers(0, 25))):
         name = draw(st.sampled_from("ab"))
@@ -60,18 +62,29 @@ def histories(draw: st.DrawFn) -> list[Record]:
             alive.discard(name)
             for gone in [gone for gone in lengths if gone.agent == name]:
                 del lengths[gone]
+                turns.pop(gone, None)
         else:
             versions[key] = versions.get(key, 0) + 1
             if kind == "reset":
                 records.append(ConversationReset(conversation=key, version=versions[key]))
-                lengths[key] = 0
+                lengths[key] = turns[key] = 0
                 continue
             keep = draw(st.integers(0, lengths.get(key, 0)))
             ids = draw(st.binary(min_size=4, max_size=4)) * draw(st.integers(1, 3))
+            keep_turns = draw(st.integers(0, turns.get(key, 0)))
+            more = [Turn(text=draw(st.text(max_size=3)))] * draw(st.integers(0, 3))
             records.append(
-                ConversationCommitted(conversation=key, version=versions[key], keep=keep, ids=ids)
+                ConversationCommitted(
+                    conversation=key,
+                    version=versions[key],
+                    keep=keep,
+                    ids=ids,
+                    keep_turns=keep_turns,
+                    turns=more,
+                )
             )
             lengths[key] = keep + len(ids) // 4
+            turns[key] = keep_turns + len(more)
     return records
 
 

@@ -22,6 +22,7 @@ from vram_conductor.client.effects import (
 )
 from vram_conductor.client.session import MS, Phase, Timing
 from vram_conductor.protocol import messages as wire
+from vram_conductor.protocol.base import Base
 from vram_conductor.protocol.errors import (
     Code,
     ConductorError,
@@ -34,7 +35,7 @@ from vram_conductor.protocol.errors import (
 from vram_conductor.protocol.values import Usage
 
 RID = bytes(range(16))
-M = TypeVar("M", bound=wire.Base)
+M = TypeVar("M", bound=Base)
 E = TypeVar("E")
 
 

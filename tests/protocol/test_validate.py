@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vram_conductor.protocol import codec, limits, messages, validate
+from vram_conductor.protocol.conversations import Fork, History
 from vram_conductor.protocol.errors import (
     ConductorError,
     InvalidArgument,
@@ -57,6 +58,10 @@ AMOUNTS = [
     (messages.Credit(rid=RID, ack=0, upto=0), "ack", 0, limits.SEQ_MAX),
     (messages.Credit(rid=RID, ack=0, upto=0), "upto", 0, limits.SEQ_MAX),
     (messages.Resume(rid=RID), "from_seq", 0, limits.SEQ_MAX),
+    (Fork(rid=RID, agent="a", to="b"), "expect_version", 0, limits.VERSION_MAX),
+    (History(rid=RID, agent="a"), "expect_version", 0, limits.VERSION_MAX),
+    (History(rid=RID, agent="a"), "from_turn", 0, limits.SEQ_MAX),
+    (History(rid=RID, agent="a"), "from_token", 0, limits.SEQ_MAX),
     (messages.Resume(rid=RID), "window", 0, limits.SEQ_MAX),
 ]
 
@@ -147,6 +152,11 @@ BAD_NAMES = [
         (messages.Unregister(rid=RID, agent="a"), "agent"),
         (messages.Reset(rid=RID, agent="a"), "agent"),
         (messages.Reset(rid=RID, agent="a"), "conversation"),
+        (Fork(rid=RID, agent="a", to="b"), "agent"),
+        (Fork(rid=RID, agent="a", to="b"), "conversation"),
+        (Fork(rid=RID, agent="a", to="b"), "to"),
+        (History(rid=RID, agent="a"), "agent"),
+        (History(rid=RID, agent="a"), "conversation"),
     ],
 )
 def test_names(base: msgspec.Struct, field: str) -> None:

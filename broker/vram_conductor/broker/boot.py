@@ -43,7 +43,7 @@ def restore(state: State, restored: Restored, removal: Removal) -> None:
         owner = state.registry.find(key.agent_key)
         if owner is not None:
             owner.conversations[key.conversation] = Conversation(
-                key, saved.version, saved.transcript
+                key, saved.version, saved.transcript, turns=saved.turns
             )
 
 

@@ -10,11 +10,14 @@ Token ids of a transcript travel as one raw little-endian int32 buffer behind th
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
+from vram_conductor.protocol.base import Base
 from vram_conductor.protocol.errors import ErrorInfo
-from vram_conductor.protocol.messages import Base
 from vram_conductor.protocol.replies import (
+    Copied,
     Estimated,
     Failed,
     FromWorker,
@@ -44,6 +47,8 @@ __all__ = [
     "Budget",
     "CancelRun",
     "Command",
+    "Copied",
+    "Copy",
     "Drain",
     "Estimate",
     "Estimated",
@@ -145,6 +150,14 @@ class Forget(Command, frozen=True, kw_only=True, tag="FORGET"):
     conversation: ConversationKey
 
 
+class Copy(Command, frozen=True, kw_only=True, tag="COPY"):
+    """Let a new conversation begin with a copy of the parked state of another, of the same agent,
+    if there is one and room for it. Idempotent."""
+
+    source: ConversationKey
+    target: ConversationKey
+
+
 class Budget(Command, frozen=True, kw_only=True, tag="BUDGET"):
     """The worker's budget is now cap - foreign: free what exceeds it, use what is new."""
 
@@ -174,9 +187,16 @@ class Run(Command, frozen=True, kw_only=True, tag="RUN"):
     max_tokens: int | None = None
     sampling: Sampling = Sampling()
     stop: list[str] = []
+    grammar: str | None = None
+    json_schema: dict[str, Any] | None = None
     logit_bias: list[tuple[int, float]] = []
     timeout_ms: int | None = None
     priority: int = 0
+
+    @property
+    def structured(self) -> bool:
+        """Whether the output follows a grammar or a schema."""
+        return self.grammar is not None or self.json_schema is not None
 
 
 class CancelRun(Command, frozen=True, kw_only=True, tag="CANCEL_RUN"):
@@ -211,6 +231,7 @@ ToWorker = (
     | Load
     | Unload
     | Forget
+    | Copy
     | Budget
     | Run
     | CancelRun

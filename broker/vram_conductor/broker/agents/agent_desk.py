@@ -1,4 +1,4 @@
-"""What clients ask about agents (*pure*): REGISTER, UNREGISTER, RESET, LIST."""
+"""What clients ask about agents (*pure*): REGISTER, UNREGISTER, LIST."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from vram_conductor.broker.errors import (
 )
 from vram_conductor.broker.journal.records import AgentRegistered
 from vram_conductor.broker.ledger import admission, refusal
+from vram_conductor.broker.permissions import check_quota, quota_of
 from vram_conductor.broker.registry import Agent
 from vram_conductor.broker.report import agent_list, agent_status
 from vram_conductor.broker.sessions import Session
@@ -36,7 +37,7 @@ from vram_conductor.protocol.errors import (
     NotFound,
     error_from_info,
 )
-from vram_conductor.protocol.messages import List, Ok, Register, Reset, Unregister
+from vram_conductor.protocol.messages import List, Ok, Register, Unregister
 from vram_conductor.protocol.status import AgentList
 from vram_conductor.protocol.values import AgentKey
 
@@ -138,13 +139,6 @@ class AgentDesk:
         for pending in list(self.registration):
             self.registration.abort(pending, error)
 
-    def reset(self, session: Session, message: Reset) -> None:
-        """Forget a conversation."""
-        key = AgentKey(session.principal, message.agent)
-        version = self._removal.reset(key, message.conversation)
-        self._reload.reconsider(self._state.registry.get(key))
-        self._state.to_client(session.peer, Ok(rid=message.rid, body={"version": version}))
-
     def list_agents(self, session: Session, message: List) -> None:
         """The principal's agents."""
         agents = list(self._state.registry.of(session.principal))
@@ -222,10 +216,9 @@ class AgentDesk:
     def _check_room(self, principal: str) -> None:
         state = self._state
         pending = [item.key.principal for item in self.registration]
-        deny = admission.check_agents(
-            len(state.registry) + len(pending),
-            state.registry.count(principal) + pending.count(principal),
-        )
+        own = state.registry.count(principal) + pending.count(principal)
+        check_quota(principal, "agents", own, 1, quota_of(state, principal).agents)
+        deny = admission.check_agents(len(state.registry) + len(pending), own)
         if deny is not None:
             raise error_from_info(refusal.error(deny))
 

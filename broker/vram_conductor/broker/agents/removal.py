@@ -1,4 +1,4 @@
-"""Agents and conversations that go (*pure*): UNREGISTER, RESET, idle time, end of a session."""
+"""Agents that go (*pure*): UNREGISTER, idle time, end of a session."""
 
 from __future__ import annotations
 
@@ -8,12 +8,10 @@ from vram_conductor.broker.agents.loading import Loading
 from vram_conductor.broker.agents.reload import Reload
 from vram_conductor.broker.errors import gone_error
 from vram_conductor.broker.jobs.attempts import Attempts
-from vram_conductor.broker.journal.records import AgentRemoved, ConversationReset
+from vram_conductor.broker.journal.records import AgentRemoved
 from vram_conductor.broker.registry import Agent
 from vram_conductor.broker.state import State
-from vram_conductor.broker.workers.commanding import Commander
-from vram_conductor.protocol.commands import Forget
-from vram_conductor.protocol.errors import ErrorInfo, FailedPrecondition
+from vram_conductor.protocol.errors import ErrorInfo
 from vram_conductor.protocol.values import AgentKey
 
 
@@ -23,13 +21,11 @@ class Removal:
     def __init__(
         self,
         state: State,
-        commander: Commander,
         loading: Loading,
         reload: Reload,
         attempts: Attempts,
     ) -> None:
         self._state = state
-        self._commander = commander
         self._loading = loading
         self._reload = reload
         self._attempts = attempts
@@ -58,38 +54,6 @@ class Removal:
             state.append(AgentRemoved(agent=key))
         state.log("info", "agent_removed", agent=str(key), reason=error.reason)
         self._loading.unload(device, key, agent.model.model, agent.spec.kv_type, on_done)
-
-    def reset(self, key: AgentKey, name: str) -> int:
-        """Forget a conversation's tokens and KV; returns its version.
-
-        Raises NotFound ``no_such_agent``, FailedPrecondition ``conversation_busy``.
-        """
-        state = self._state
-        agent = state.registry.get(key)
-        conversation = agent.conversations.get(name)
-        if conversation is None:
-            return 0
-        if conversation.busy:
-            raise FailedPrecondition(
-                "conversation_busy",
-                f"conversation {name!r} has a job in flight; wait for it, or cancel it first",
-                retryable=True,
-                conversation=name,
-            )
-        conversation.clear()
-        if not agent.spec.ephemeral:
-            state.append(
-                ConversationReset(conversation=conversation.key, version=conversation.version)
-            )
-        device = state.devices[agent.device]
-        device.places.pop(conversation.key, None)
-        if device.link is not None:
-            device.link.known.pop(conversation.key, None)
-            self._commander.send(
-                device,
-                lambda epoch, op: Forget(broker_epoch=epoch, op=op, conversation=conversation.key),
-            )
-        return conversation.version
 
     def session_ended(self, peer: bytes, agents: set[AgentKey]) -> None:
         """Ephemeral agents go with the last session that registered them."""

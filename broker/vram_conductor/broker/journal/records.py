@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
+from vram_conductor.protocol.conversations import Turn
 from vram_conductor.protocol.values import (
     AgentKey,
     ConversationKey,
@@ -80,12 +81,16 @@ class ConversationCommitted(RecordBase, frozen=True, kw_only=True, tag="CONVERSA
         version: the version from now on.
         keep: tokens of the old transcript that stay.
         ids: what follows, as int32 little-endian.
+        keep_turns, turns: likewise, of what was said; turns that are to be kept and are not there
+            were forgotten.
     """
 
     conversation: ConversationKey
     version: int
     keep: int
     ids: bytes
+    keep_turns: int = 0
+    turns: list[Turn] = []
 
 
 class ConversationReset(RecordBase, frozen=True, kw_only=True, tag="CONVERSATION_RESET"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from vram_conductor.broker.conversations.turns import Turns
 from vram_conductor.broker.journal.records import (
     AgentRegistered,
     AgentRemoved,
@@ -24,10 +25,11 @@ ID_BYTES = 4
 
 @dataclass(slots=True)
 class RestoredConversation:
-    """A conversation's record: its token ids (int32 LE) and version."""
+    """A conversation's record: its token ids (int32 LE), version, and what was said."""
 
     version: int = 0
     transcript: bytearray = field(default_factory=bytearray)
+    turns: Turns = field(default_factory=Turns)
 
 
 @dataclass(slots=True)
@@ -58,6 +60,7 @@ class Restored:
                 state = self.conversations.setdefault(key, RestoredConversation())
                 del state.transcript[record.keep * ID_BYTES :]
                 state.transcript += record.ids
+                state.turns.commit(record.keep_turns, record.turns)
                 state.version = record.version
             case ConversationReset(conversation=key, version=0):
                 self.conversations.pop(key, None)
@@ -80,5 +83,10 @@ class Restored:
         yield from self.leases.values()
         for key, state in self.conversations.items():
             yield ConversationCommitted(
-                conversation=key, version=state.version, keep=0, ids=bytes(state.transcript)
+                conversation=key,
+                version=state.version,
+                keep=0,
+                ids=bytes(state.transcript),
+                keep_turns=state.turns.first,
+                turns=state.turns.view(),
             )

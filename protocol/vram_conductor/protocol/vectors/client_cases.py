@@ -10,6 +10,7 @@ from vram_conductor.protocol import limits, messages
 from vram_conductor.protocol.codec import CLIENT_TO_BROKER
 from vram_conductor.protocol.errors import LEDGER_DENY, Code, ErrorInfo
 from vram_conductor.protocol.values import Message, Sampling, Swap, Usage
+from vram_conductor.protocol.vectors import conversation_cases
 from vram_conductor.protocol.vectors.vector import Direction, Vector
 
 RID = bytes.fromhex("017f22e279b07cc398c4dc0c0c07398f")
@@ -111,7 +112,7 @@ def client_requests() -> dict[str, msgspec.Struct]:
         "ping": m.Ping(),
         "ping_full": m.Ping(n=2**63 - 1),
         "bye": m.Bye(),
-    }
+    } | conversation_cases.requests(RID)
 
 
 def decode_requests() -> dict[str, msgspec.Struct]:
@@ -197,7 +198,7 @@ def broker_replies() -> dict[str, msgspec.Struct]:
         "goaway": m.GoAway(reason="shutdown", drain_ms=10_000),
         "pong": m.Pong(),
         "pong_full": m.Pong(n=2**63 - 1),
-    }
+    } | conversation_cases.answers(RID)
 
 
 def client_vectors() -> Iterator[Vector]:

@@ -22,6 +22,7 @@ from vram_conductor.protocol.values import (
     MoveRate,
     PoolShape,
 )
+from vram_conductor.protocol.vectors import conversation_cases
 from vram_conductor.protocol.vectors.client_cases import ALL_SAMPLING, USAGE, VERSION
 from vram_conductor.protocol.vectors.vector import Vector
 
@@ -62,7 +63,7 @@ Cases = dict[str, tuple[msgspec.Struct, list[bytes]]]
 
 def broker_commands() -> Cases:
     """Every message of the broker to a worker."""
-    return _links() | _agents() | _runs()
+    return _links() | _agents() | _runs() | conversation_cases.commands(EPOCH)
 
 
 def _links() -> Cases:
@@ -234,6 +235,7 @@ def worker_replies() -> Cases:
         "w_ping": (c.WorkerPing(n=5, steps=1000), []),
         "w_ping_busy": (c.WorkerPing(n=6, steps=1001, busy=True), []),
         "w_bye": (c.WorkerBye(worker_epoch=WORKER_EPOCH), []),
+        **conversation_cases.replies(echo),
     } | _reports()
 
 
