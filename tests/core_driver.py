@@ -108,6 +108,7 @@ class AgentSpec:
     n_ctx: int
     slots: int
     kv_type: KVType
+    linger_s: int | None = None
 
 
 class LateLanes:
@@ -294,11 +295,12 @@ class Driver:
         slots: int = 1,
         kv_type: KVType = "f16",
         budget_bytes: int | None = None,
+        linger_s: int | None = None,
     ) -> Loaded | Failed:
         """LOAD an agent."""
         name = AgentKey("local", agent)
         before = self.agents.get(name)
-        self.agents[name] = AgentSpec(model, n_ctx, slots, kv_type)
+        self.agents[name] = AgentSpec(model, n_ctx, slots, kv_type, linger_s)
         shape = self.shape(model, kv_type)
         assert shape is not None
         path, weights_bytes, pool_bytes = self.sizes(model, shape)
@@ -315,6 +317,7 @@ class Driver:
             pool_bytes=pool_bytes,
             scratch_bytes=self.scratch(model, shape),
             budget_bytes=budget,
+            linger_s=linger_s,
         )
         answer: Loaded | Failed = self.answer(op)
         if isinstance(answer, Failed):
@@ -416,7 +419,14 @@ class Driver:
         self.welcome()
         agents, self.agents = self.agents, {}
         for name, spec in agents.items():
-            self.load(name.agent, spec.model, spec.n_ctx, spec.slots, spec.kv_type)
+            self.load(
+                name.agent,
+                spec.model,
+                spec.n_ctx,
+                spec.slots,
+                spec.kv_type,
+                linger_s=spec.linger_s,
+            )
 
     # --- time and answers ---------------------------------------------------------------------
 

@@ -23,6 +23,7 @@ from vram_conductor.broker.events import ClientFlow, WorkerMessageIn
 from vram_conductor.broker.journal.restored import Restored
 from vram_conductor.broker.registry import Agent
 from vram_conductor.protocol import commands as c
+from vram_conductor.protocol import limits
 from vram_conductor.protocol import messages as m
 from vram_conductor.protocol.config import DeviceConfig
 from vram_conductor.protocol.errors import Code, ErrorInfo
@@ -371,10 +372,13 @@ class Machine:
         restored = Restored()
         for record in self.bench.records:
             restored.apply(record)
-        lasting = {a.key: a for a in self.state.registry if not a.spec.ephemeral}
-        assert set(restored.agents) == set(lasting)
-        for key, agent in lasting.items():
+        agents = {a.key: a for a in self.state.registry}
+        assert set(restored.agents) == set(agents)
+        assert set(restored.used_unix_ns) == {key for key, a in agents.items() if a.spec.ttl_s}
+        for key, agent in agents.items():
             assert restored.agents[key].spec == agent.spec
+            if agent.spec.ttl_s and not agent.busy:
+                assert restored.used_unix_ns[key] == agent.used_ns
             for conversation in agent.conversations.values():
                 saved = restored.conversations.get(conversation.key)
                 if saved is None:
@@ -408,13 +412,19 @@ class Machine:
         late.tick()
         for device in DEVICES:
             assert late.worker(device, epoch=10**6, total_bytes=TOTAL).welcome is not None
-        old = {a.key for a in self.state.registry if not a.spec.ephemeral}
+        old = {a.key for a in self.state.registry}
         new = {AgentKey(a.principal, a.agent) for a in late.core.report(late.now_ns).agents}
-        assert new == old
+        swept = late.core.report(late.now_ns).sweep
+        idle = {AgentKey(a.principal, a.agent) for a in swept.last if a.reason == "idle"}
+        assert new | idle == old
         kept = [x for x in self.state.leases.values() if not x.ephemeral]
         leases = [x for device in late.core.report(late.now_ns).devices for x in device.leases]
         assert {x.name for x in leases} == {x.key.name for x in kept}
         msgspec.msgpack.encode(late.core.report(late.now_ns))
+        late.advance(limits.COME_BACK_MS + 1, step_ms=2000)
+        stay = {a.key for a in self.state.registry if not a.spec.ephemeral and not a.spec.ttl_s}
+        new = {AgentKey(a.principal, a.agent) for a in late.core.report(late.now_ns).agents}
+        assert new == stay
 
 
 WEIGHTS = {

@@ -482,7 +482,6 @@ def test_broker_restart_brings_back_agents_transcripts_and_versions() -> None:
     run_once(worker, client)
     client.ok(client.register("gone"))
     client.ok(client.unregister("gone"))
-    client.ok(client.register("temp", ephemeral=True))
     late = bench.restart()
     assert [a.agent for a in late.core.report(late.now_ns).agents] == ["coder"]
     assert agent(late).state == "waiting"

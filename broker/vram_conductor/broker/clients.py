@@ -93,7 +93,7 @@ class Clients:
         self._state.log("info", "session_closed", session=session.session, how=how)
         self._agents.client_left(peer)
         self._jobs.client_left(session, how)
-        self._removal.session_ended(peer, session.ephemeral)
+        self._removal.session_ended(peer, session.ephemeral, how)
         self._leases.client_left(peer, session.leases)
 
     def revoke(self, keys: Mapping[str, str]) -> None:

@@ -232,5 +232,7 @@ class Core:
                 self._drainage.give_up()
             case ("ttl", AgentKey()):
                 self._removal.idle(who)
+            case ("grace", AgentKey()):
+                self._removal.grace_over(who)
             case _:
                 raise AssertionError(f"unknown timer {what}")

@@ -14,7 +14,16 @@ from vram_conductor.protocol.keys import Role
 from vram_conductor.protocol.liveness import Liveness
 from vram_conductor.protocol.values import AgentKey
 
-FEATURES = ["credit", "resume", "cancel", "detach", "lease", "conversations", structure.FEATURE]
+FEATURES = [
+    "credit",
+    "resume",
+    "cancel",
+    "detach",
+    "lease",
+    "linger",
+    "conversations",
+    structure.FEATURE,
+]
 
 Leave = Literal["bye", "revoked", "dead", "lost"]
 """How a session ends: BYE; its key was revoked; the client's process has ended; anything else, so

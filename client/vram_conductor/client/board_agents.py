@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from vram_conductor.client.text import size, table, wrapped
+from vram_conductor.client.text import duration, plural, size, table, wrapped
 from vram_conductor.protocol.limits import DEFAULT_CONVERSATION
-from vram_conductor.protocol.status import AgentStatus, ConversationStatus
+from vram_conductor.protocol.status import AgentStatus, ConversationStatus, SweepStatus
 
 CONVERSATIONS_SHOWN_MAX = 4
 """Per agent; the rest is counted. ``--json`` has them all."""
+
+SWEPT_SHOWN_MAX = 3
 
 _KV = {"slot": "in slot", "parked": "parked", "absent": "gone"}
 _HEADER = ["agent", "model", "device", "state", "n_ctx", "tokens", "KV", "parked"]
@@ -37,6 +39,25 @@ def render_agents(agents: list[AgentStatus], width: int = 100) -> str:
     if any(row[-2] == _KV["absent"] for row in rows):
         notes.append("KV gone: it is computed again from the transcript when it is needed")
     return "\n".join([drawn, *(wrapped(note, width, hanging=2) for note in notes)])
+
+
+def render_sweep(sweep: SweepStatus) -> str | None:
+    """Which agents went by themselves; None: none did."""
+    counts = {
+        "with their session": sweep.session_ended,
+        "whose client did not come back": sweep.not_back,
+        "idle": sweep.idle,
+    }
+    total = sum(counts.values())
+    if not total:
+        return None
+    why = ", ".join(f"{count} {text}" for text, count in counts.items() if count)
+    shown = [
+        f"{swept.agent} ({swept.reason}, {duration(swept.age_ms)} ago)"
+        for swept in sweep.last[:SWEPT_SHOWN_MAX]
+    ]
+    last = f"; last: {', '.join(shown)}" if shown else ""
+    return f"{plural(total, 'agent')} unregistered without being asked: {why}{last}"
 
 
 def _rows(agent: AgentStatus) -> list[list[str]]:

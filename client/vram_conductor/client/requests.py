@@ -52,7 +52,8 @@ class RegisterOptions(SamplingOptions, total=False):
     n_ctx: guaranteed context in tokens (default: the broker's, or what the model was trained with
     if that is less). kv_type: ``f16``, ``q8_0``, ``q4_0``, ``f32`` (default: the broker's).
     device: ``cuda:0``, ``cpu`` … (default: best fit). ephemeral: unregister at the end of the
-    session. ttl_s: unregister after so many idle seconds.
+    session. ttl_s: unregister after so many idle seconds. linger_s: the weights leave the device
+    after so many seconds without a job, and stay for so many after the last agent has gone.
     """
 
     n_ctx: int | None
@@ -62,6 +63,7 @@ class RegisterOptions(SamplingOptions, total=False):
     priority: int
     ephemeral: bool
     ttl_s: int | None
+    linger_s: int | None
 
 
 class DecodeOptions(SamplingOptions, total=False):

@@ -120,6 +120,7 @@ class Load(Command, frozen=True, kw_only=True, tag="LOAD"):
 
     ``shape`` is the pool's shape with this agent in it; ``model`` is ModelInfo.model.
     ``path`` is ModelInfo.path. ``budget_bytes`` as in BUDGET. The sizes are estimates.
+    ``linger_s`` as in REGISTER.
     """
 
     agent: AgentKey
@@ -132,6 +133,7 @@ class Load(Command, frozen=True, kw_only=True, tag="LOAD"):
     pool_bytes: int
     budget_bytes: int
     scratch_bytes: int = 0
+    linger_s: int | None = None
 
 
 class Unload(Command, frozen=True, kw_only=True, tag="UNLOAD"):

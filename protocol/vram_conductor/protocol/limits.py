@@ -70,6 +70,10 @@ SEQ_MAX = 2**31 - 1
 VERSION_MAX = 2**63 - 1
 TIME_MS_MAX = 7 * 24 * 3_600_000
 TTL_S_MAX = 366 * 24 * 3_600
+LINGER_S_MAX = 24 * 3_600
+COME_BACK_MS = 30_000
+"""After a restart of the broker ephemeral agents wait for so long for one of their clients."""
+
 LEASE_TTL_S_MAX = 3_600
 """Agents wait while a lease is held: a holder that dies frees them within this time. One that
 lives renews."""

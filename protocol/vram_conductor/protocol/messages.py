@@ -44,6 +44,8 @@ class Register(Base, frozen=True, kw_only=True, tag="REGISTER"):
         sampling: defaults of this agent.
         ephemeral: unregister when the session ends.
         ttl_s: unregister after this many idle seconds.
+        linger_s: the model's weights leave the device so many seconds after the last job, and
+            stay for so many after the last of its agents has gone. None: while there is an agent.
     """
 
     rid: bytes
@@ -57,6 +59,7 @@ class Register(Base, frozen=True, kw_only=True, tag="REGISTER"):
     sampling: Sampling = Sampling()
     ephemeral: bool = False
     ttl_s: int | None = None
+    linger_s: int | None = None
 
 
 class Unregister(Base, frozen=True, kw_only=True, tag="UNREGISTER"):

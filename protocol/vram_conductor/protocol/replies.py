@@ -175,6 +175,7 @@ class Residency(Base, frozen=True, kw_only=True, tag="RESIDENCY"):
     ``rates``: what moves of each kind took, see ``status.DeviceStatus``.
     ``base_bytes``: what is to be promised for the process itself: the line ``base``, and what it
     may still grow by; None: the line alone.
+    ``lingered``: how often weights left because nobody had used them for ``linger_s``.
     """
 
     broker_epoch: int
@@ -187,6 +188,7 @@ class Residency(Base, frozen=True, kw_only=True, tag="RESIDENCY"):
     swaps: int = 0
     rates: dict[str, MoveRate] = {}
     base_bytes: int | None = None
+    lingered: int = 0
 
 
 class WorkerPing(Base, frozen=True, kw_only=True, tag="W_PING"):

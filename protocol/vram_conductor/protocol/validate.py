@@ -74,7 +74,7 @@ def check_hello(message: Hello) -> None:
 
 
 def check_register(message: Register) -> None:
-    """Names, n_ctx, slots, priority, sampling, ttl_s."""
+    """Names, n_ctx, slots, priority, sampling, ttl_s, linger_s."""
     check_rid(message.rid)
     check_name("agent", message.agent)
     check_text("model", message.model, limits.MODEL_CHARS_MAX, empty=False, printable=True)
@@ -87,6 +87,8 @@ def check_register(message: Register) -> None:
     check_sampling(message.sampling)
     if message.ttl_s is not None:
         check_range("ttl_s", message.ttl_s, 1, limits.TTL_S_MAX)
+    if message.linger_s is not None:
+        check_range("linger_s", message.linger_s, 0, limits.LINGER_S_MAX)
 
 
 def check_unregister(message: Unregister) -> None:

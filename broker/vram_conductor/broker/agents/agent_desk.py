@@ -159,15 +159,14 @@ class AgentDesk:
         """A registration has succeeded: from now on the agent exists."""
         state = self._state
         state.registry.add(agent)
-        if agent.spec.ephemeral:
-            for peer, _ in waiters:
-                self._own(agent, peer)
-        else:
-            state.append(
-                AgentRegistered(
-                    agent=agent.key, spec=agent.spec, device=agent.device, model=agent.model
-                )
+        for peer, _ in waiters if agent.spec.ephemeral else ():
+            self._own(agent, peer)
+        state.append(
+            AgentRegistered(
+                agent=agent.key, spec=agent.spec, device=agent.device, model=agent.model
             )
+        )
+        state.used(agent)
         self._removal.watch_idle(agent)
         state.log("info", "agent_registered", agent=str(agent.key), device=agent.device)
         for peer, rid in waiters:
@@ -189,7 +188,7 @@ class AgentDesk:
     def _registered_already(self, session: Session, message: Register, agent: Agent) -> None:
         """If it is suspended, it is tried once more; if it is on its way back, the answer is what
         comes of that."""
-        agent.used_ns = self._state.now_ns
+        self._state.used(agent)
         if agent.spec.ephemeral:
             self._own(agent, session.peer)
         device = self._state.devices[agent.device]

@@ -222,7 +222,11 @@ class Registration:
         pending.model = pending.inquiry.models[device.id]
         self._progress(pending, "load", total=pending.model.file_bytes)
         pending.op = self._loading.load(
-            device, pending.key, pending.model, lambda result: self._loaded(pending, result)
+            device,
+            pending.key,
+            pending.model,
+            pending.spec,
+            lambda result: self._loaded(pending, result),
         )
 
     def _loaded(self, pending: Pending, result: Loaded | ErrorInfo) -> None:

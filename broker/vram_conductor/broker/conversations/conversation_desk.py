@@ -77,8 +77,7 @@ class ConversationDesk:
         if for_good:
             del agent.conversations[key.conversation]
             conversation.version = 0
-        if not agent.spec.ephemeral:
-            state.append(ConversationReset(conversation=key, version=conversation.version))
+        state.append(ConversationReset(conversation=key, version=conversation.version))
         device = state.devices[agent.device]
         device.places.pop(key, None)
         if device.link is not None:
@@ -115,7 +114,7 @@ class ConversationDesk:
                 tokens=there.tokens,
             )
         copy = open_at(state, agent, message.to)
-        agent.used_ns = state.now_ns
+        state.used(agent)
         self._write(agent, source, copy)
         receipt = ForkReceipt(
             conversation=message.to,
@@ -132,17 +131,16 @@ class ConversationDesk:
         link = self._state.devices[agent.device].link
         if link is not None:
             link.known.pop(copy.key, None)
-        if not agent.spec.ephemeral:
-            self._state.append(
-                ConversationCommitted(
-                    conversation=copy.key,
-                    version=copy.version,
-                    keep=0,
-                    ids=ids,
-                    keep_turns=source.turns.first,
-                    turns=turns,
-                )
+        self._state.append(
+            ConversationCommitted(
+                conversation=copy.key,
+                version=copy.version,
+                keep=0,
+                ids=ids,
+                keep_turns=source.turns.first,
+                turns=turns,
             )
+        )
 
     def _again(self, session: Session, copy: Conversation) -> None:
         """The same request a second time: one answer, to whoever asked last."""

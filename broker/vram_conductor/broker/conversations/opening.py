@@ -18,6 +18,5 @@ def open_at(state: State, agent: Agent, name: str) -> Conversation:
         link = state.devices[agent.device].link
         if link is not None:
             link.known.pop(gone.key, None)
-        if not agent.spec.ephemeral:
-            state.append(ConversationReset(conversation=gone.key, version=0))
+        state.append(ConversationReset(conversation=gone.key, version=0))
     return open_conversation(agent, name)

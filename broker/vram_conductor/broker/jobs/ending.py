@@ -79,17 +79,16 @@ class Ending:
             end=prompt_end + attempt.generated_tokens,
         )
         conversation.commit(attempt.keep, ids, keep_turns, turns)
-        if not self._state.registry.get(job.key.agent_key).spec.ephemeral:
-            self._state.append(
-                ConversationCommitted(
-                    conversation=job.key,
-                    version=conversation.version,
-                    keep=attempt.keep,
-                    ids=ids,
-                    keep_turns=keep_turns,
-                    turns=turns,
-                )
+        self._state.append(
+            ConversationCommitted(
+                conversation=job.key,
+                version=conversation.version,
+                keep=attempt.keep,
+                ids=ids,
+                keep_turns=keep_turns,
+                turns=turns,
             )
+        )
 
     def _receipt(self, job: Job, usage: Usage, version: int) -> Usage:
         def ms(moment_ns: int | None) -> float:
@@ -136,7 +135,7 @@ class Ending:
             conversation.running = None
         elif job.state == "queued":
             conversation.queued -= 1
-        agent.used_ns = self._state.now_ns
+        self._state.used(agent)
         if drop_if_unused(agent, conversation) and link is not None:
             link.known.pop(job.key, None)
 

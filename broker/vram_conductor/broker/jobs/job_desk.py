@@ -121,7 +121,7 @@ class JobDesk:
         state.jobs.add(job)
         state.queue.push(job)
         conversation.queued += 1
-        agent.used_ns = state.now_ns
+        state.used(agent)
         self._delivery.attach(job, session)
         if job.queue_deadline_ns is not None:
             state.timers.set(("queue", job.job), job.queue_deadline_ns)

@@ -15,9 +15,12 @@ from vram_conductor.broker.conversations.turns import turn_bytes
 from vram_conductor.broker.journal.records import (
     AgentRegistered,
     AgentRemoved,
+    AgentUsed,
     BrokerEpoch,
     ConversationCommitted,
     ConversationReset,
+    LeaseEnded,
+    LeaseHeld,
     Record,
     WorkerEpochSeen,
 )
@@ -44,6 +47,10 @@ def coalesce(records: list[Record]) -> list[Record]:
                 for key in gone:
                     del out[key]
                 out[("removed", agent)] = record
+            case AgentUsed(agent=agent):
+                out[("used", agent)] = record
+            case LeaseHeld() | LeaseEnded():
+                out[("lease", record.principal, record.name)] = record
             case ConversationCommitted(conversation=key):
                 out[("conversation", key)] = _merge(out.get(("conversation", key)), record)
             case ConversationReset(conversation=key):
@@ -53,7 +60,7 @@ def coalesce(records: list[Record]) -> list[Record]:
 
 def _belongs(record: Record, agent: object) -> bool:
     match record:
-        case AgentRegistered(agent=owner) | AgentRemoved(agent=owner):
+        case AgentRegistered(agent=owner) | AgentRemoved(agent=owner) | AgentUsed(agent=owner):
             return owner == agent
         case ConversationCommitted(conversation=key) | ConversationReset(conversation=key):
             return key.agent_key == agent

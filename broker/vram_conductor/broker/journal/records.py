@@ -38,6 +38,7 @@ class AgentSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     sampling: Sampling = Sampling()
     ephemeral: bool = False
     ttl_s: int | None = None
+    linger_s: int | None = None
     bare_path: bool = False
     defaulted: tuple[str, ...] = ()
 
@@ -60,7 +61,8 @@ class WorkerEpochSeen(RecordBase, frozen=True, kw_only=True, tag="WORKER_EPOCH")
 
 
 class AgentRegistered(RecordBase, frozen=True, kw_only=True, tag="AGENT"):
-    """An agent was admitted and committed. Ephemeral agents are never recorded."""
+    """An agent was admitted and committed. An ephemeral one is recorded, too: its clients may come
+    back to the next broker."""
 
     agent: AgentKey
     spec: AgentSpec
@@ -72,6 +74,17 @@ class AgentRemoved(RecordBase, frozen=True, kw_only=True, tag="AGENT_REMOVED"):
     """An agent is gone, with all its conversations."""
 
     agent: AgentKey
+
+
+class AgentUsed(RecordBase, frozen=True, kw_only=True, tag="AGENT_USED"):
+    """An agent with a ``ttl_s`` was used.
+
+    Attributes:
+        used_unix_ns: when, by the time of day.
+    """
+
+    agent: AgentKey
+    used_unix_ns: int
 
 
 class ConversationCommitted(RecordBase, frozen=True, kw_only=True, tag="CONVERSATION"):
@@ -129,6 +142,7 @@ Record = (
     | WorkerEpochSeen
     | AgentRegistered
     | AgentRemoved
+    | AgentUsed
     | ConversationCommitted
     | ConversationReset
     | LeaseHeld

@@ -9,6 +9,7 @@ from vram_conductor.broker.conversations.turns import Turns
 from vram_conductor.broker.journal.records import (
     AgentRegistered,
     AgentRemoved,
+    AgentUsed,
     BrokerEpoch,
     ConversationCommitted,
     ConversationReset,
@@ -39,6 +40,7 @@ class Restored:
     broker_epoch: int = 0
     worker_epochs: dict[str, int] = field(default_factory=dict)
     agents: dict[AgentKey, AgentRegistered] = field(default_factory=dict)
+    used_unix_ns: dict[AgentKey, int] = field(default_factory=dict)
     conversations: dict[ConversationKey, RestoredConversation] = field(default_factory=dict)
     leases: dict[tuple[str, str], LeaseHeld] = field(default_factory=dict)
 
@@ -54,8 +56,11 @@ class Restored:
                 self.agents[agent] = record
             case AgentRemoved(agent=agent):
                 self.agents.pop(agent, None)
+                self.used_unix_ns.pop(agent, None)
                 for key in [key for key in self.conversations if key.agent_key == agent]:
                     del self.conversations[key]
+            case AgentUsed(agent=agent) if agent in self.agents:
+                self.used_unix_ns[agent] = record.used_unix_ns
             case ConversationCommitted(conversation=key) if key.agent_key in self.agents:
                 state = self.conversations.setdefault(key, RestoredConversation())
                 del state.transcript[record.keep * ID_BYTES :]
@@ -80,6 +85,8 @@ class Restored:
         for device, epoch in self.worker_epochs.items():
             yield WorkerEpochSeen(device=device, worker_epoch=epoch)
         yield from self.agents.values()
+        for agent, used_unix_ns in self.used_unix_ns.items():
+            yield AgentUsed(agent=agent, used_unix_ns=used_unix_ns)
         yield from self.leases.values()
         for key, state in self.conversations.items():
             yield ConversationCommitted(

@@ -85,6 +85,7 @@ def client_requests() -> dict[str, msgspec.Struct]:
             sampling=ALL_SAMPLING,
             ephemeral=True,
             ttl_s=3600,
+            linger_s=30,
         ),
         "register_longest_name": m.Register(rid=RID, agent="a" * 64, model="m"),
         "unregister": m.Unregister(rid=RID, agent="coder"),

@@ -205,6 +205,9 @@ def _bad_registers() -> dict[str, dict[str, Any]]:
         "device_slash": {"device": "/dev/nvidia0"},
         "ttl_zero": {"ttl_s": 0},
         "ttl_too_long": {"ttl_s": limits.TTL_S_MAX + 1},
+        "linger_negative": {"linger_s": -1},
+        "linger_too_long": {"linger_s": limits.LINGER_S_MAX + 1},
+        "linger_float": {"linger_s": 0.5},
         "priority_too_low": {"priority": -limits.PRIORITY_MAX - 1},
         "sampling_nan": {"sampling": {"temperature": float("nan")}},
     }
