@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from vram_conductor.broker.agents.sweep import SweepLog
@@ -19,6 +19,7 @@ from vram_conductor.broker.workers.devices import Device
 from vram_conductor.protocol.commands import ToWorker
 from vram_conductor.protocol.config import Config
 from vram_conductor.protocol.errors import ErrorInfo
+from vram_conductor.protocol.keys import Quota
 from vram_conductor.protocol.messages import BrokerMessage, Error
 
 MS = 1_000_000
@@ -58,6 +59,8 @@ class State:
             config.broker.queued_jobs_max, config.broker.queued_jobs_per_agent_max
         )
         self.leases: dict[LeaseKey, Tenure] = {}
+        self.quotas: Mapping[str, Quota] = {}
+        """Of principals that have one."""
         self.draining = False
         self.journal_trouble = ""
         self.dispatch_due: set[str] = set()

@@ -18,6 +18,7 @@ from vram_conductor.client import (
     cli_decode,
     cli_demo,
     cli_lease,
+    cli_keys,
     cli_models,
     cli_run,
     doctor,
@@ -41,13 +42,16 @@ _EXIT: dict[Code, int] = {
     Code.INVALID_ARGUMENT: 8,
     Code.OUT_OF_RANGE: 8,
 }
+    Code.PERMISSION_DENIED: 9,
+    Code.UNAUTHENTICATED: 9,
 
 _EPILOG = """\
 exit codes:
   0 done               4 not found           7 busy or full, try later
   1 failed             5 exists already      8 invalid input
   2 wrong usage        6 nobody answers    130 interrupted (Ctrl-C)
-  3 refused by the ledger                  143 terminated
+  3 refused by the ledger                    9 wrong key, or it may not
+                                           143 terminated
   64-78: the broker or a worker cannot run (sysexits.h); `up` passes it on
 
 a first session:
@@ -107,6 +111,7 @@ def parser() -> argparse.ArgumentParser:
         cli_lease,
         cli_models,
         doctor,
+        cli_keys,
         cli_demo,
         cli_bench,
     ):

@@ -1,4 +1,4 @@
-"""``conductor`` commands about agents: status, list, register, unregister, reset."""
+"""``conductor`` commands about agents: status, list, register, unregister."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ from vram_conductor.client.sync import Conductor
 from vram_conductor.client.text import duration, size
 from vram_conductor.client.time_argument import seconds
 from vram_conductor.protocol.config import client_endpoint, load_config, overlay
-from vram_conductor.protocol.limits import DEFAULT_CONVERSATION
 from vram_conductor.protocol.status import AgentStatus
 
 SAMPLING: dict[str, tuple[type, str]] = {
@@ -63,16 +62,13 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     )
     gone.add_argument("agent", metavar="AGENT")
     gone.set_defaults(run=_unregister)
-    reset = commands.add_parser("reset", parents=[talk], help="forget a conversation")
-    reset.add_argument("agent", metavar="AGENT")
-    reset.add_argument("--conversation", metavar="NAME", default=DEFAULT_CONVERSATION)
-    reset.set_defaults(run=_reset)
 
 
 def talking(common: argparse.ArgumentParser) -> argparse.ArgumentParser:
     """The flags of every command that talks to a broker."""
     talk = argparse.ArgumentParser(add_help=False, parents=[common])
     talk.add_argument("--clients", metavar="ENDPOINT", help="the broker (default: this box's)")
+    talk.add_argument("--key", metavar="FILE", help="key file, for a broker over tcp")
     return talk
 
 
@@ -150,11 +146,12 @@ def add_sampling(command: argparse.ArgumentParser) -> None:
 
 def connect(args: argparse.Namespace) -> Conductor:
     """A connection to the broker that the flags, the environment or the configuration name."""
-    endpoint = args.clients
-    if endpoint is None and args.config:
+    endpoint, key = args.clients, args.key
+    if args.config:
         config = overlay(load_config(find_config(args.config)), os.environ)
-        endpoint = client_endpoint(config.broker)
-    return Conductor(endpoint, client="conductor")
+        endpoint = endpoint or client_endpoint(config.broker)
+        key = key or config.client.key
+    return Conductor(endpoint, key=key, client="conductor")
 
 
 def given(args: argparse.Namespace, names: list[str]) -> dict[str, Any]:
@@ -244,12 +241,4 @@ def _unregister(args: argparse.Namespace, output: Output) -> int:
         conductor.unregister(args.agent)
     output.value({"unregistered": args.agent})
     output.text(f"{args.agent} is gone")
-    return 0
-
-
-def _reset(args: argparse.Namespace, output: Output) -> int:
-    with connect(args) as conductor:
-        version = conductor.reset(args.agent, args.conversation)
-    output.value({"reset": args.agent, "conversation": args.conversation, "version": version})
-    output.text(f"{args.agent} has forgotten its conversation {args.conversation}")
     return 0

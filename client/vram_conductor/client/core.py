@@ -159,10 +159,10 @@ class ClientCore:
             return self._session_error(error, now_ns)
         return [Warn(f"ignored a message of the broker: {error}")]
 
-    def lost(self, now_ns: int) -> list[Effect]:
+    def lost(self, now_ns: int, suspect: ConductorError | None = None) -> list[Effect]:
         """The connection is gone (or the session, or the broker's sense of it)."""
         if self._session.phase is Phase.DIALLING:
-            self._session.broke(now_ns)
+            self._session.broke(now_ns, suspect)
             return []
         return self._dial(now_ns) if self._session.open else []
 
@@ -219,7 +219,7 @@ class ClientCore:
 
     def _session_error(self, error: ConductorError, now_ns: int) -> list[Effect]:
         """ERROR without a ``rid``: in an attempt to connect it means no."""
-        if self._session.phase is not Phase.DIALLING:
+        if not self._session.ended_by(error):
             return [Warn(f"the broker says: {error}")]
         self._session.phase = Phase.DOWN
         return [*self._fail_all(error, lambda job: error, now_ns), Down(error)]
