@@ -10,9 +10,12 @@ from vram_conductor.broker.journal.records import (
     AgentRegistered,
     AgentRemoved,
     AgentSpec,
+    AgentUsed,
     BrokerEpoch,
     ConversationCommitted,
     ConversationReset,
+    LeaseEnded,
+    LeaseHeld,
     Record,
     WorkerEpochSeen,
 )
@@ -37,6 +40,15 @@ def registered(name: str, n_ctx: int = 256) -> AgentRegistered:
     return AgentRegistered(agent=AgentKey("p", name), spec=spec, device="cpu", model=MODEL)
 
 
+KINDS = "register remove used commit commit reset epoch lease lease-ends".split()
+
+
+def held(name: str, step: int) -> LeaseHeld:
+    return LeaseHeld(
+        principal="p", name=name, device="cpu", bytes=9, ttl_s=60, ends_unix_ns=step, park=True
+    )
+
+
 @st.composite
 def histories(draw: st.DrawFn) -> list[Record]:
     """Records as a core appends them: agents come and go, commits keep at most what is there."""
@@ -47,7 +59,7 @@ def histories(draw: st.DrawFn) -> list[Record]:
     versions: dict[ConversationKey, int] = {}
     for step in range(draw(st.integers(0, 25))):
         name = draw(st.sampled_from("ab"))
-        kind = draw(st.sampled_from(["register", "remove", "commit", "commit", "reset", "epoch"]))
+        kind = draw(st.sampled_from(KINDS))
         key = ConversationKey("p", name, draw(st.sampled_from(["main", "side"])))
         if kind == "register":
             records.append(registered(name, draw(st.sampled_from([256, 512]))))
@@ -55,6 +67,10 @@ def histories(draw: st.DrawFn) -> list[Record]:
         elif kind == "epoch":
             records.append(BrokerEpoch(broker_epoch=step + 1))
             records.append(WorkerEpochSeen(device="cpu", worker_epoch=draw(st.integers(1, 9))))
+        elif kind == "lease":
+            records.append(held(name, step))
+        elif kind == "lease-ends":
+            records.append(LeaseEnded(principal="p", name=name))
         elif name not in alive:
             continue
         elif kind == "remove":
@@ -63,6 +79,8 @@ def histories(draw: st.DrawFn) -> list[Record]:
             for gone in [gone for gone in lengths if gone.agent == name]:
                 del lengths[gone]
                 turns.pop(gone, None)
+        elif kind == "used":
+            records.append(AgentUsed(agent=AgentKey("p", name), used_unix_ns=step))
         else:
             versions[key] = versions.get(key, 0) + 1
             if kind == "reset":

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 import msgspec
 
@@ -224,11 +225,7 @@ class Registration:
         pending.model = pending.inquiry.models[device.id]
         self._progress(pending, "load", total=pending.model.file_bytes)
         pending.op = self._loading.load(
-            device,
-            pending.key,
-            pending.model,
-            pending.spec,
-            lambda result: self._loaded(pending, result),
+            device, pending.key, pending.model, pending.spec, partial(self._loaded, pending)
         )
 
     def _loaded(self, pending: Pending, result: Loaded | ErrorInfo) -> None:

@@ -32,9 +32,7 @@ AGENT = AgentKey("local", "coder")
 CONVERSATION = ConversationKey("local", "coder", "main")
 SHAPE = PoolShape(4096, 2, "q8_0")
 RAW = pack_tokens([1, 2, 65_536, 2**31 - 1])
-MEMORY = Memory(
-    used_bytes=3_000_000_000, own_bytes=2_000_000_000, foreign_bytes=1_000_000_000, age_ms=15
-)
+MEMORY = Memory(used_bytes=3 * 10**9, own_bytes=2 * 10**9, foreign_bytes=10**9, age_ms=15)
 CPU = DeviceInfo(device="cpu", kind="cpu", name="processor", total_bytes=2**33)
 GPU = DeviceInfo(
     device="cuda:0",
