@@ -15,10 +15,11 @@ from typing import Any, NoReturn
 from vram_conductor.client import (
     cli_agents,
     cli_bench,
+    cli_conversations,
     cli_decode,
     cli_demo,
-    cli_lease,
     cli_keys,
+    cli_lease,
     cli_models,
     cli_run,
     doctor,
@@ -41,9 +42,9 @@ _EXIT: dict[Code, int] = {
     Code.RESOURCE_EXHAUSTED: 7,
     Code.INVALID_ARGUMENT: 8,
     Code.OUT_OF_RANGE: 8,
-}
     Code.PERMISSION_DENIED: 9,
     Code.UNAUTHENTICATED: 9,
+}
 
 _EPILOG = """\
 exit codes:
@@ -108,10 +109,11 @@ def parser() -> argparse.ArgumentParser:
         cli_run,
         cli_agents,
         cli_decode,
+        cli_conversations,
         cli_lease,
+        cli_keys,
         cli_models,
         doctor,
-        cli_keys,
         cli_demo,
         cli_bench,
     ):
