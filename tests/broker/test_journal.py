@@ -26,8 +26,8 @@ from vram_conductor.broker.journal.opening import JOURNAL_NAME, Opened, open_jou
 from vram_conductor.broker.journal.records import (
     AgentRegistered,
     AgentRemoved,
-    AgentUsed,
     AgentSpec,
+    AgentUsed,
     BrokerEpoch,
     ConversationCommitted,
     Record,

@@ -40,7 +40,7 @@ def registered(name: str, n_ctx: int = 256) -> AgentRegistered:
     return AgentRegistered(agent=AgentKey("p", name), spec=spec, device="cpu", model=MODEL)
 
 
-KINDS = "register remove used commit commit reset epoch lease lease-ends".split()
+KINDS = ["register", "remove", "used", "commit", "commit", "reset", "epoch", "lease", "released"]
 
 
 def held(name: str, step: int) -> LeaseHeld:
@@ -69,7 +69,7 @@ def histories(draw: st.DrawFn) -> list[Record]:
             records.append(WorkerEpochSeen(device="cpu", worker_epoch=draw(st.integers(1, 9))))
         elif kind == "lease":
             records.append(held(name, step))
-        elif kind == "lease-ends":
+        elif kind == "released":
             records.append(LeaseEnded(principal="p", name=name))
         elif name not in alive:
             continue

@@ -99,8 +99,19 @@ def client_requests() -> dict[str, msgspec.Struct]:
         "resume_full": m.Resume(rid=RID, from_seq=17, window=49),
         "reset": m.Reset(rid=RID, agent="coder"),
         "reset_full": m.Reset(rid=RID, agent="coder", conversation="side"),
-        "lease": m.Lease(rid=RID, name="train", lease_bytes=3_000_000_000),
-        "lease_full": m.Lease(
+        **lease_requests(),
+        "ping": m.Ping(),
+        "ping_full": m.Ping(n=2**63 - 1),
+        "bye": m.Bye(),
+    } | conversation_cases.requests(RID)
+
+
+def lease_requests() -> dict[str, msgspec.Struct]:
+    """A program outside asks for memory, and gives it back."""
+    lease = messages.Lease
+    return {
+        "lease": lease(rid=RID, name="train", lease_bytes=3_000_000_000),
+        "lease_full": lease(
             rid=RID,
             name="train-1.b:x@y_z",
             lease_bytes=limits.BYTES_MAX,
@@ -109,11 +120,8 @@ def client_requests() -> dict[str, msgspec.Struct]:
             park=False,
             ephemeral=True,
         ),
-        "lease_release": m.Lease(rid=RID, name="train", release=True),
-        "ping": m.Ping(),
-        "ping_full": m.Ping(n=2**63 - 1),
-        "bye": m.Bye(),
-    } | conversation_cases.requests(RID)
+        "lease_release": lease(rid=RID, name="train", release=True),
+    }
 
 
 def decode_requests() -> dict[str, msgspec.Struct]:

@@ -253,12 +253,6 @@ def _reports() -> Cases:
     parked = commands.Parked(
         conversation=CONVERSATION, model=MODEL.model, n_tokens=700, bytes=16_000_000
     )
-    place = commands.Place(
-        conversation=CONVERSATION, where="parked", n_tokens=700, parked_bytes=16_000_000
-    )
-    residency = commands.Residency(
-        broker_epoch=EPOCH, worker_epoch=WORKER_EPOCH, seq=1, memory=MEMORY
-    )
     return {
         "ready": (ready, []),
         "ready_full": (
@@ -273,22 +267,28 @@ def _reports() -> Cases:
             ),
             [],
         ),
-        "residency": (residency, []),
-        "residency_full": (
-            msgspec.structs.replace(
-                residency,
-                seq=2,
-                lines=[Line("base", 1), Line("pool:ab12@q8_0", 2, True, "4096 cells × 2", SHAPE)],
-                host_lines=[Line("parked:local/coder/main", 16_000_000)],
-                places=[place],
-                swaps=12,
-                rates={"state_in": MoveRate(count=2, bytes=64, ms=1.5, last_bytes=32, last_ms=0.5)},
-                base_bytes=17,
-                lingered=3,
-            ),
-            [],
-        ),
-    }
+    } | _residencies()
+
+
+def _residencies() -> Cases:
+    place = commands.Place(
+        conversation=CONVERSATION, where="parked", n_tokens=700, parked_bytes=16_000_000
+    )
+    residency = commands.Residency(
+        broker_epoch=EPOCH, worker_epoch=WORKER_EPOCH, seq=1, memory=MEMORY
+    )
+    full = msgspec.structs.replace(
+        residency,
+        seq=2,
+        lines=[Line("base", 1), Line("pool:ab12@q8_0", 2, True, "4096 cells × 2", SHAPE)],
+        host_lines=[Line("parked:local/coder/main", 16_000_000)],
+        places=[place],
+        swaps=12,
+        rates={"state_in": MoveRate(count=2, bytes=64, ms=1.5, last_bytes=32, last_ms=0.5)},
+        base_bytes=17,
+        lingered=3,
+    )
+    return {"residency": (residency, []), "residency_full": (full, [])}
 
 
 def worker_vectors() -> Iterator[Vector]:
