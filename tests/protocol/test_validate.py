@@ -242,6 +242,31 @@ def test_prompts_are_not_quoted_in_errors() -> None:
     assert "secret" not in repr(refusal(changed(DECODE, stop=["secret" * 100])).info)
 
 
+def test_what_the_answer_must_look_like() -> None:
+    longest = "é" * (limits.GRAMMAR_BYTES_MAX // 2)
+    deepest: dict[str, Any] = {}
+    for _ in range(limits.SCHEMA_NESTING_MAX - 1):
+        deepest = {"items": deepest}
+    for fields in ({"grammar": longest}, {"json_schema": deepest}, {"json_schema": {}}):
+        validate.check(changed(DECODE, **fields))
+        assert changed(DECODE, **fields).structured
+    assert not DECODE.structured
+    for bad, reason in [
+        ({"grammar": "x", "json_schema": {}}, "bad_input"),
+        ({"grammar": ""}, "bad_value"),
+        ({"grammar": longest + "x"}, "limit_exceeded"),
+        ({"grammar": "\ud800"}, "bad_value"),
+        ({"json_schema": {"items": deepest}}, "limit_exceeded"),
+        ({"json_schema": {"title": "x" * limits.GRAMMAR_BYTES_MAX}}, "limit_exceeded"),
+        ({"json_schema": {"const": math.inf}}, "bad_value"),
+        ({"json_schema": {"const": b"x"}}, "bad_value"),
+        ({"json_schema": {"properties": {1: {}}}}, "bad_value"),
+    ]:
+        error = refusal(changed(DECODE, **bad))
+        assert error.reason == reason, bad
+        assert error.details["field"] in ("grammar", "json_schema")
+
+
 def test_stop_and_bias() -> None:
     validate.check(changed(DECODE, stop=["x" * 256] * 16, logit_bias=[(0, -1000.0)] * 1024))
     for fields, field in (

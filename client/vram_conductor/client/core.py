@@ -92,7 +92,7 @@ class ClientCore:
         job = self._jobs[message.rid] = Job(message, answer_ms, self._timing)
         if self._session.open:
             self._send_job(job, now_ns)
-        return self.dial(now_ns)
+        return [*self._drain(job, now_ns), *self.dial(now_ns)]
 
     def want(self, rid: bytes, pieces: int | None, now_ns: int) -> list[Effect]:
         """The reader of a job with a window can take so many pieces more (None: all)."""
@@ -214,7 +214,7 @@ class ClientCore:
                 text = "the broker was restarted while this job ran; check the conversation's "
                 text += "version and send the job again"
                 job.give_up(job.lost("broker_restarted", text))
-                effects += self._drain(job, now_ns)
+            effects += self._drain(job, now_ns)
         return effects
 
     def _session_error(self, error: ConductorError, now_ns: int) -> list[Effect]:
@@ -281,8 +281,8 @@ class ClientCore:
         )
 
     def _send_job(self, job: Job, now_ns: int) -> None:
-        assert self._session.epoch is not None
-        for request in job.send(self._session.epoch, now_ns):
+        assert self._session.welcome is not None
+        for request in job.send(self._session.welcome, now_ns):
             self._send(request, now_ns)
         self._due_by(job.next_ns())
 

@@ -10,7 +10,7 @@ from vram_conductor.protocol import limits, messages
 from vram_conductor.protocol.codec import CLIENT_TO_BROKER
 from vram_conductor.protocol.errors import LEDGER_DENY, Code, ErrorInfo
 from vram_conductor.protocol.values import Message, Sampling, Swap, Usage
-from vram_conductor.protocol.vectors import conversation_cases
+from vram_conductor.protocol.vectors import conversation_cases, structure_cases
 from vram_conductor.protocol.vectors.vector import Direction, Vector
 
 RID = bytes.fromhex("017f22e279b07cc398c4dc0c0c07398f")
@@ -156,7 +156,7 @@ def decode_requests() -> dict[str, msgspec.Struct]:
             detach=True,
             return_ids=True,
         ),
-    }
+    } | structure_cases.requests(RID)
 
 
 def broker_replies() -> dict[str, msgspec.Struct]:
@@ -214,7 +214,7 @@ def client_vectors() -> Iterator[Vector]:
     """All of client.json."""
     groups: list[tuple[Direction, dict[str, msgspec.Struct]]] = [
         ("client_to_broker", client_requests() | decode_requests()),
-        ("broker_to_client", broker_replies()),
+        ("broker_to_client", broker_replies() | structure_cases.answers(RID)),
     ]
     for direction, group in groups:
         for name, message in group.items():

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from vram_conductor.protocol import limits
+from vram_conductor.protocol.vectors import structure_cases
 from vram_conductor.protocol.vectors.client_cases import RID
 from vram_conductor.protocol.vectors.vector import Direction, Vector
 from vram_conductor.protocol.vectors.worker_cases import worker_vectors
@@ -167,6 +168,7 @@ def _bad_requests() -> dict[str, dict[str, Any]]:
         "priority_too_high": {"priority": limits.PRIORITY_MAX + 1},
         "overflow_shift": {"overflow": "shift"},
         "overflow_unknown": {"overflow": "truncate"},
+        **structure_cases.bad_requests(),
     }
 
 

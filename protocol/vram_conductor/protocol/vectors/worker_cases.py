@@ -17,13 +17,12 @@ from vram_conductor.protocol.values import (
     DeviceInfo,
     Line,
     Memory,
-    Message,
     ModelInfo,
     MoveRate,
     PoolShape,
 )
-from vram_conductor.protocol.vectors import conversation_cases
-from vram_conductor.protocol.vectors.client_cases import ALL_SAMPLING, USAGE, VERSION
+from vram_conductor.protocol.vectors import conversation_cases, run_cases
+from vram_conductor.protocol.vectors.client_cases import USAGE, VERSION
 from vram_conductor.protocol.vectors.vector import Vector
 
 EPOCH = 1_700_000_000_123_456_789
@@ -61,7 +60,8 @@ Cases = dict[str, tuple[msgspec.Struct, list[bytes]]]
 
 def broker_commands() -> Cases:
     """Every message of the broker to a worker."""
-    return _links() | _agents() | _runs() | conversation_cases.commands(EPOCH)
+    runs = run_cases.runs(EPOCH, CONVERSATION, RAW)
+    return _links() | _agents() | runs | conversation_cases.commands(EPOCH)
 
 
 def _links() -> Cases:
@@ -132,57 +132,6 @@ def _agents() -> Cases:
     }
 
 
-def _runs() -> Cases:
-    run = commands.Run
-    return {
-        "run": (
-            run(
-                broker_epoch=EPOCH,
-                op=11,
-                job=1,
-                conversation=CONVERSATION,
-                version=0,
-                transcript_tokens=0,
-                prompt="hi",
-            ),
-            [],
-        ),
-        "run_with_transcript": (
-            run(
-                broker_epoch=EPOCH,
-                op=12,
-                job=2,
-                conversation=CONVERSATION,
-                version=3,
-                transcript_tokens=4,
-                n_raw=1,
-                continue_=True,
-                messages=[Message("user", "more")],
-                max_tokens=64,
-                sampling=ALL_SAMPLING,
-                stop=["."],
-                logit_bias=[(3, 1.0)],
-                timeout_ms=1000,
-                priority=-5,
-            ),
-            [RAW],
-        ),
-        "run_empty_transcript": (
-            run(
-                broker_epoch=EPOCH,
-                op=13,
-                job=3,
-                conversation=CONVERSATION,
-                version=1,
-                transcript_tokens=0,
-                n_raw=1,
-                tokens=[1, 2],
-            ),
-            [b""],
-        ),
-    }
-
-
 def _estimated(echo: dict[str, Any]) -> commands.Estimated:
     return commands.Estimated(
         **echo,
@@ -238,8 +187,8 @@ def worker_replies() -> Cases:
     } | _reports()
 
 
-def _reports() -> Cases:
-    ready = commands.Ready(
+def _ready() -> commands.Ready:
+    return commands.Ready(
         v=VERSION,
         worker="cpu@host",
         worker_epoch=WORKER_EPOCH,
@@ -250,6 +199,10 @@ def _reports() -> Cases:
         device=CPU,
         memory=MEMORY,
     )
+
+
+def _reports() -> Cases:
+    ready = _ready()
     parked = commands.Parked(
         conversation=CONVERSATION, model=MODEL.model, n_tokens=700, bytes=16_000_000
     )
@@ -264,6 +217,7 @@ def _reports() -> Cases:
                 mechanism_note="libcuda 13",
                 parked=[parked],
                 host_total_bytes=2**32,
+                features=["structured_output"],
             ),
             [],
         ),
