@@ -183,7 +183,7 @@ class Life(RuleBasedStateMachine):
 
     @rule(
         what=st.sampled_from(
-            ["corrupt", "get", "set", "load", "load", "unload", "forget", "crash", "broker"]
+            ["corrupt", "get", "set", "load", "load", "unload", "forget", "fork", "crash", "broker"]
         ),
         agent=agents,
         name=names,
@@ -204,6 +204,8 @@ class Life(RuleBasedStateMachine):
             case "forget":
                 self._cancels(lambda attempt: attempt.key == where)
                 self.driver.forget(f"{agent}/{name}")
+            case "fork":
+                self._fork(agent, name)
             case "crash":
                 self.driver.restart_worker()
             case _:
@@ -215,6 +217,18 @@ class Life(RuleBasedStateMachine):
         model, n_ctx, slots = AGENTS[agent]
         kv_type = self.second if agent.endswith("2") else "f16"
         self.driver.load(agent, model, n_ctx, slots, kv_type, linger_s=LINGERS.get(agent))
+
+    def _fork(self, agent: str, name: str) -> None:
+        """As the broker does: onto a name that has nothing, of what is known of the other."""
+        driver = self.driver
+        other = f"{agent}/side" if name == "main" else agent
+        target = f"{agent}/{name}"
+        known = key(other).agent_key in driver.agents and key(other) in driver.records
+        if not known or self._busy(target):
+            return
+        driver.forget(target)
+        driver.fork(other, target)
+        event("a fork")
 
     def _break_once(self, which: str) -> None:
         faults = self.driver.engine.faults

@@ -373,12 +373,3 @@ def test_copies_and_turns_survive_the_broker() -> None:
         asker = after.client()
         assert texts(page(asker, "side")) == [("user", "hello"), ("assistant", "hi")]
         assert page(asker, from_token=0) == page(client, from_token=0)
-
-
-def test_an_ephemeral_agent_leaves_nothing_in_the_journal() -> None:
-    bench, worker, client = setup(ephemeral=True)
-    say(client, worker)
-    before = list(bench.records)
-    forked(client)
-    client.ok(client.reset("coder", "side", forget=True))
-    assert bench.records == before

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scripted_worker import MIB, MS, Bench, Client, Job, ScriptedWorker, config_of
+from scripted_worker import MIB, MS, PRINCIPAL, Bench, Client, Job, ScriptedWorker, config_of
 
 from vram_conductor.broker.effects import SendClient, SendWorker
 from vram_conductor.broker.events import ClientFlow, WorkerMessageIn
@@ -34,7 +34,7 @@ DEVICES = ("cpu:0", "cpu:1")
 TOTAL = 260 * MIB
 NOT_OF_THE_JOB = {"unknown_rid", "rid_reused", "resume_out_of_range", "no_session"}
 STALE = "STALE"
-HOLDABLE = {c.Load, c.Estimate, c.Unload, c.Budget}
+HOLDABLE = {c.Load, c.Estimate, c.Unload, c.Budget, c.Copy}
 
 
 class Choice:
@@ -112,6 +112,24 @@ class Machine:
 
     def reset(self, pick: Choice) -> None:
         self.others.append(pick.of(self.clients).reset(pick.of("abde"), pick.of(["main", "side"])))
+
+    def fork(self, pick: Choice) -> None:
+        fresh = pick.of([True, True, False]) or not self.others
+        rid = self.bench.rid() if fresh else self.others[-1]
+        source, copy = pick.of([("main", "side"), ("side", "main"), ("main", "third")])
+        pick.of(self.clients).fork(pick.of("abde"), copy, source, rid=rid)
+        self.others.append(rid)
+
+    def forget(self, pick: Choice) -> None:
+        agent, name = pick.of("abde"), pick.of(["third", "side"])
+        self.others.append(pick.of(self.clients).reset(agent, name, forget=True))
+        key = ConversationKey(PRINCIPAL, agent, name)
+        if self.state.registry.conversation(key) is None:
+            self.versions.pop(key, None)
+
+    def history(self, pick: Choice) -> None:
+        rid = pick.of(self.clients).history(pick.of("abde"), from_token=pick.of([0, 3, None]))
+        self.others.append(rid)
 
     def cancel_register(self, pick: Choice) -> None:
         if self.others:
@@ -386,6 +404,7 @@ class Machine:
                 else:
                     assert saved.version == conversation.version
                     assert saved.transcript == conversation.transcript
+                    assert saved.turns == conversation.turns
         held = {
             (key.principal, key.name): (tenure.size_bytes, tenure.ttl_s)
             for key, tenure in self.state.leases.items()
@@ -436,6 +455,9 @@ WEIGHTS = {
     "answer_all": 2,
     "register": 3,
     "lease": 2,
+    "fork": 3,
+    "forget": 1,
+    "history": 1,
     "time": 2,
     "residency": 2,
     "hold_answers": 1,

@@ -47,6 +47,8 @@ PAGE = HistoryPage(
 def requests(rid: bytes) -> dict[str, msgspec.Struct]:
     """What a client asks."""
     return {
+        "reset": Reset(rid=rid, agent="coder"),
+        "reset_full": Reset(rid=rid, agent="coder", conversation="side"),
         "reset_forget": Reset(rid=rid, agent="coder", conversation="side", forget=True),
         "fork": Fork(rid=rid, agent="coder", to="side"),
         "fork_full": Fork(
