@@ -82,6 +82,7 @@ class ScriptedBroker:
         self.streams: dict[bytes, SendStream] = {}
         self.on: dict[type, Handler] = dict(_DEFAULTS)
         self.mute = False
+        self.features = ["structured_output"]
         self.pieces: Sequence[str] = PIECES
         self.calls: queue.SimpleQueue[tuple[Callable[[], None], threading.Event]] = (
             queue.SimpleQueue()
@@ -214,6 +215,7 @@ def _hello(peer: Peer, message: wire.Hello) -> None:
             principal="local",
             heartbeat_ms=broker.heartbeat_ms,
             limits={"n_ctx_max": 4096},
+            features=broker.features,
         )
     )
 

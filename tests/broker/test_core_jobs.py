@@ -42,6 +42,28 @@ def tokens(bench: Bench, agent: str = "coder") -> int:
     return status.conversations[0].tokens if status.conversations else 0
 
 
+# --- what the answer must look like ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("structure", [{"grammar": "root ::= ."}, {"json_schema": {"items": {}}}])
+def test_a_worker_that_would_ignore_a_grammar_is_not_asked(structure: dict[str, Any]) -> None:
+    bench, worker, client = setup()
+    rid = client.decode("coder", **structure)
+    error = client.error(rid)
+    assert (error.code, error.reason) == (Code.UNIMPLEMENTED, "no_structured_output")
+    assert not worker.jobs
+    # One that joins later and knows better is.
+    bench.kill(worker)
+    newer = bench.worker(ready=False)
+    newer.ready(features=["structured_output", "telepathy"])
+    client.decode("coder", **structure)
+    run = newer.job("coder").run
+    assert (run.grammar, run.json_schema) == (
+        structure.get("grammar"),
+        structure.get("json_schema"),
+    )
+
+
 # --- one job ----------------------------------------------------------------------------------
 
 
