@@ -325,6 +325,13 @@ def test_another_principals_agent_does_not_exist(broker: KeyedBroker) -> None:
     assert [agent.principal for agent in root.status().agents] == ["alice"]
     bob.register("coder", "echo", n_ctx=512)
     assert {agent.n_ctx for agent in alice.list()} == {1024}
+    with pytest.raises(PermissionDenied):
+        bob.unregister("coder", principal="alice")
+    root.unregister("coder", principal="alice")
+    assert alice.list() == []
+    assert [agent.agent for agent in bob.list()] == ["coder"]
+    with pytest.raises(NotFound):
+        root.unregister("coder", principal="alice")
 
 
 # --- quotas -------------------------------------------------------------------------------------

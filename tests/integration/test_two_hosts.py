@@ -161,7 +161,7 @@ def test_a_unit_starts_what_there_is(unit: str, tmp_path: Path) -> None:
     argv = shlex.split(flags.replace(f"/etc/vram-conductor/{part}.toml", str(config)))
     env = dict(re.findall(r"^Environment=(\w+)=(.*)$", text, re.MULTILINE))
     options = {"broker": broker_options, "worker": worker_options}[part]
-    parsed = options.parse(argv, env).config  # type: ignore[attr-defined]
+    parsed = options.parse(argv, env).config
     if part == "broker":
         assert parsed.broker.state_dir == "/var/lib/vram-conductor"
         assert parsed.broker.clients == load_config(config).broker.clients

@@ -150,6 +150,7 @@ BAD_NAMES = [
         (DECODE, "agent"),
         (DECODE, "conversation"),
         (messages.Unregister(rid=RID, agent="a"), "agent"),
+        (messages.Unregister(rid=RID, agent="a"), "principal"),
         (messages.Reset(rid=RID, agent="a"), "agent"),
         (messages.Reset(rid=RID, agent="a"), "conversation"),
         (Fork(rid=RID, agent="a", to="b"), "agent"),

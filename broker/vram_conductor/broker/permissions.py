@@ -16,7 +16,7 @@ from vram_conductor.protocol.errors import (
     error_from_info,
 )
 from vram_conductor.protocol.keys import Quota
-from vram_conductor.protocol.messages import Bye, ClientMessage, List, Ping, Status
+from vram_conductor.protocol.messages import Bye, ClientMessage, List, Ping, Status, Unregister
 
 _LOOKS = (List, Status, Ping, Bye)
 """All that an observer may send, once it has said HELLO."""
@@ -42,12 +42,17 @@ def revoked() -> Unauthenticated:
 
 def check_role(session: Session, message: ClientMessage) -> None:
     """Raises PermissionDenied ``role_denied``."""
-    if session.role in ("owner", "admin") or isinstance(message, _LOOKS):
+    if isinstance(message, Unregister) and message.principal not in (None, session.principal):
+        may, needed = session.role == "admin", "admin"
+    else:
+        may, needed = session.role in ("owner", "admin") or isinstance(message, _LOOKS), "owner"
+    if may:
         return
     name = str(message.__struct_config__.tag)
     raise PermissionDenied(
         "role_denied",
-        f"a key with the role {session.role} may not send {name}; use one with the role owner",
+        f"a key with the role {session.role} may not send this {name}; use one with the role "
+        f"{needed}",
         role=session.role,
         request=name,
     )
@@ -65,13 +70,15 @@ def check_quota(
     OutOfRange ``quota_exceeded`` where ``more`` alone is."""
     if limit is None or used + more <= limit:
         return
+    never = more > limit
+    code = Code.OUT_OF_RANGE if never else Code.RESOURCE_EXHAUSTED
     raise error_from_info(
         ErrorInfo(
-            Code.OUT_OF_RANGE if more > limit else Code.RESOURCE_EXHAUSTED,
+            code,
             "quota_exceeded",
             f"{principal} may have {limit} {field}, has {used}, and asks for {more} more; "
             f"{_CURES[field]}, or have the quota raised",
-            retryable=more <= limit,
+            retryable=not never,
             retry_after_ms=retry_after_ms or None,
             details={"field": field, "limit": limit, "used": used, "requested": more},
         )

@@ -128,9 +128,9 @@ class AsyncConductor(AsyncConversing):
         """A handle of an agent that is registered already. Asks nobody."""
         return AsyncAgent(self, name, None)
 
-    async def unregister(self, agent: str) -> None:
+    async def unregister(self, agent: str, *, principal: str | None = None) -> None:
         """Remove an agent; see ``Conductor.unregister``."""
-        await self._call(build_unregister(new_rid(), agent))
+        await self._call(build_unregister(new_rid(), agent, principal))
 
     def lease(
         self,

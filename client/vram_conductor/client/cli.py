@@ -48,11 +48,10 @@ _EXIT: dict[Code, int] = {
 
 _EPILOG = """\
 exit codes:
-  0 done               4 not found           7 busy or full, try later
-  1 failed             5 exists already      8 invalid input
-  2 wrong usage        6 nobody answers    130 interrupted (Ctrl-C)
-  3 refused by the ledger                    9 wrong key, or it may not
-                                           143 terminated
+  0 done                   4 not found         8 invalid input
+  1 failed                 5 exists already    9 not allowed (key or role)
+  2 wrong usage            6 nobody answers  130 interrupted (Ctrl-C)
+  3 refused by the ledger  7 busy or full    143 terminated
   64-78: the broker or a worker cannot run (sysexits.h); `up` passes it on
 
 a first session:

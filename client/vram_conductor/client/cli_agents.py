@@ -61,6 +61,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         "unregister", parents=[talk], help="remove an agent and its conversations"
     )
     gone.add_argument("agent", metavar="AGENT")
+    gone.add_argument("--principal", help="whose, for an admin (default: yours)")
     gone.set_defaults(run=_unregister)
 
 
@@ -238,7 +239,7 @@ def _admitted(
 
 def _unregister(args: argparse.Namespace, output: Output) -> int:
     with connect(args) as conductor:
-        conductor.unregister(args.agent)
+        conductor.unregister(args.agent, principal=args.principal)
     output.value({"unregistered": args.agent})
     output.text(f"{args.agent} is gone")
     return 0

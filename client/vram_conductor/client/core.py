@@ -220,7 +220,7 @@ class ClientCore:
     def _session_error(self, error: ConductorError, now_ns: int) -> list[Effect]:
         """ERROR without a ``rid``: in an attempt to connect it means no."""
         if not self._session.ended_by(error):
-            return [Warn(f"the broker says: {error}")]
+            return [Warn(f"the broker says: {error}")] if self._session.open else []
         self._session.phase = Phase.DOWN
         return [*self._fail_all(error, lambda job: error, now_ns), Down(error)]
 

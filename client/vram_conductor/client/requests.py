@@ -127,9 +127,9 @@ def build_register(
     return _build(Register, {"rid": rid, "agent": agent, "model": model, **fields})
 
 
-def build_unregister(rid: bytes, agent: str) -> Unregister:
+def build_unregister(rid: bytes, agent: str, principal: str | None = None) -> Unregister:
     """A checked UNREGISTER."""
-    return _build(Unregister, {"rid": rid, "agent": agent})
+    return _build(Unregister, {"rid": rid, "agent": agent, "principal": principal})
 
 
 def build_reset(rid: bytes, agent: str, conversation: str, *, forget: bool = False) -> Reset:

@@ -150,13 +150,14 @@ class Conductor(Conversing):
         """A handle of an agent that is registered already. Asks nobody."""
         return Agent(self, name, None)
 
-    def unregister(self, agent: str) -> None:
-        """Remove an agent; its jobs are cancelled, its conversations forgotten.
+    def unregister(self, agent: str, *, principal: str | None = None) -> None:
+        """Remove an agent; its jobs are cancelled, its conversations forgotten. ``principal``:
+        whose, for an admin.
 
         Raises:
-            NotFound: ``no_such_agent``.
+            NotFound: ``no_such_agent``. PermissionDenied: ``role_denied``: it is not yours.
         """
-        self._call(build_unregister(new_rid(), agent))
+        self._call(build_unregister(new_rid(), agent, principal))
 
     def lease(
         self,

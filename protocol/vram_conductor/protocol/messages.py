@@ -63,10 +63,12 @@ class Register(Base, frozen=True, kw_only=True, tag="REGISTER"):
 
 
 class Unregister(Base, frozen=True, kw_only=True, tag="UNREGISTER"):
-    """Remove an agent; its jobs are cancelled, its conversations forgotten."""
+    """Remove an agent; its jobs are cancelled, its conversations forgotten. ``principal``: whose;
+    None: the sender's own. Anybody else's is an admin's to name."""
 
     rid: bytes
     agent: str
+    principal: str | None = None
 
 
 class List(Base, frozen=True, kw_only=True, tag="LIST"):

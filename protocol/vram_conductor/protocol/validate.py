@@ -94,6 +94,8 @@ def check_register(message: Register) -> None:
 def check_unregister(message: Unregister) -> None:
     check_rid(message.rid)
     check_name("agent", message.agent)
+    if message.principal is not None:
+        check_name("principal", message.principal)
 
 
 def check_decode(message: Decode) -> None:

@@ -102,7 +102,7 @@ class AgentDesk:
     def unregister(self, session: Session, message: Unregister) -> None:
         """Remove an agent, registered or about to be."""
         state = self._state
-        key = AgentKey(session.principal, message.agent)
+        key = AgentKey(message.principal or session.principal, message.agent)
         error = ErrorInfo(
             Code.CANCELLED, "agent_removed", f"agent {key.agent!r} was unregistered meanwhile"
         )

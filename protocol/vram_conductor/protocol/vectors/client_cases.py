@@ -89,6 +89,7 @@ def client_requests() -> dict[str, msgspec.Struct]:
         ),
         "register_longest_name": m.Register(rid=RID, agent="a" * 64, model="m"),
         "unregister": m.Unregister(rid=RID, agent="coder"),
+        "unregister_as_admin": m.Unregister(rid=RID, agent="coder", principal="alice"),
         "list": m.List(rid=RID),
         "status": m.Status(rid=RID),
         "credit": m.Credit(rid=RID, ack=10, upto=42),
