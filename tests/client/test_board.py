@@ -391,3 +391,11 @@ def test_the_doctor_says_what_leases_hold() -> None:
     ledger = LedgerStatus(cap_bytes=2048 * MIB, promised_bytes=1000 * MIB, lines=lines)
     found = leases_text(report(devices=[device(), device(promised=ledger, device="cuda:0")]))
     assert found == "; 2 leases hold 1000 MiB of cuda:0"
+
+
+def test_agents_of_several_principals_are_told_apart() -> None:
+    mine, hers = agent(principal="me"), agent(principal="alice")
+    assert "alice" not in render_agents([hers, hers])
+    text = render_agents([mine, hers])
+    assert "me: coder" in text
+    assert "alice: coder" in text

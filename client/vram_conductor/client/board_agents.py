@@ -26,10 +26,13 @@ def render_agents(agents: list[AgentStatus], width: int = 100) -> str:
     if not agents:
         return "no agents; add one with: conductor register NAME --model MODEL"
     rows, notes = [], []
+    several = len({agent.principal for agent in agents}) > 1
     for agent in agents:
-        rows += _rows(agent)
+        # An admin sees everybody's, and two may have the same name.
+        name = f"{agent.principal}: {agent.agent}" if several else agent.agent
+        rows += _rows(agent, name)
         if agent.reason is not None:
-            notes.append(f"! {agent.agent} is {agent.state}: {agent.reason.message}")
+            notes.append(f"! {name} is {agent.state}: {agent.reason.message}")
     header, right = list(_HEADER), [_TOKENS, _PARKED]
     if len({agent.device for agent in agents}) == 1:
         for row in (header, *rows):
@@ -60,12 +63,12 @@ def render_sweep(sweep: SweepStatus) -> str | None:
     return f"{plural(total, 'agent')} unregistered without being asked: {why}{last}"
 
 
-def _rows(agent: AgentStatus) -> list[list[str]]:
+def _rows(agent: AgentStatus, name: str) -> list[list[str]]:
     """The agent with its main conversation, then its other conversations."""
     conversations = {item.conversation: item for item in agent.conversations}
     main = conversations.pop(DEFAULT_CONVERSATION, None)
     kv_type = "" if agent.kv_type == "f16" else f" {agent.kv_type}"
-    facts = [agent.agent, agent.model, agent.device, agent.state, f"{agent.n_ctx}{kv_type}"]
+    facts = [name, agent.model, agent.device, agent.state, f"{agent.n_ctx}{kv_type}"]
     known = agent.state in ("ready", "suspended")
     rows = [facts + _kv(main, known)]
     shown = list(conversations.values())[:CONVERSATIONS_SHOWN_MAX]
