@@ -259,3 +259,24 @@ def test_commands_show_and_copy(talker: Scene, capsys: pytest.CaptureFixture[str
     assert agent.history().turns[0] == Turn(
         role="user", text="Name a colour.", end=found["turns"][0]["end"]
     )
+
+
+def test_turns_without_roles_can_be_loaded_into_a_chat(talker: Scene, tmp_path: Path) -> None:
+    agent = talker.conductor.agent("talker")
+    agent.decode(prompt="Once upon", max_tokens=4, temperature=0).result()
+    agent.decode(tokens=[504, 657], continue_=True, max_tokens=2, temperature=0).result()
+    path = tmp_path / "raw.json"
+    code, _, err = piped(talker, f"/save {path}\n")
+    assert code == 0
+    assert "4 turns saved" in err
+    assert "1 of them not known as text, so it cannot be loaded" in err
+    code, _, err = piped(talker, f"/load {path}\n")
+    assert code == 8
+    assert "does not have the text of turn 3 of 4 (bad_chat_file)" in err
+    saved = json.loads(path.read_text())
+    saved["turns"] = saved["turns"][:2]
+    path.write_text(json.dumps(saved))
+    code, _, err = piped(talker, f"/load {path}\nAnd now?\n", *FLAGS)
+    assert code == 0
+    roles = [turn.role for turn in told(talker).turns]
+    assert roles == ["user", "assistant", "user", "assistant"]

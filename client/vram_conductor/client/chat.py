@@ -163,7 +163,9 @@ class Chat:
             before = self._known()
         if before is None:
             return self._agent.chat(text, system=self._system(), **options)
-        messages = [Message(turn.role or "user", turn.text or "") for turn in before]
+        messages = [_message(turn) for turn in before if turn.text is not None]
+        if len(messages) < len(before):
+            self._output.news("(what is not known as text is left out)")
         system = self._options.system
         if system is not None and not messages:
             messages = [Message("system", system)]
@@ -214,7 +216,9 @@ class Chat:
         path = _argument("save", "FILE", rest)
         turns = self._known()
         chat_file.save(path, self._agent.name, self._conversation, turns)
-        self._output.news(f"{plural(len(turns), 'turn')} saved to {path}")
+        unknown = sum(turn.text is None for turn in turns)
+        lacks = f"; {unknown} of them not known as text, so it cannot be loaded" if unknown else ""
+        self._output.news(f"{plural(len(turns), 'turn')} saved to {path}{lacks}")
 
     def _load(self, rest: str) -> None:
         path = _argument("load", "FILE", rest)
@@ -249,6 +253,12 @@ class Chat:
             if error.reason != "no_such_conversation":
                 raise
             return None
+
+
+def _message(turn: Turn) -> Message:
+    """A turn as a chat message; raw ones get the role that they had in effect."""
+    role = turn.role or ("assistant" if turn.generated else "user")
+    return Message(role, turn.text or "")
 
 
 def _argument(command: str, name: str, given: str) -> str:
