@@ -24,6 +24,8 @@ from vram_conductor.protocol.commands import (
     Budget,
     CancelRun,
     Command,
+    Copied,
+    Copy,
     Drain,
     Estimate,
     Estimated,
@@ -153,6 +155,8 @@ class EchoWorker:
             case Forget(conversation=key):
                 self.transcripts.pop(key, None)
                 self.reply(message, WorkerOk)
+            case Copy():
+                self.reply(message, Copied, reason="state_missing")
             case Unload() | Budget():
                 self.reply(message, WorkerOk)
             case Drain():
