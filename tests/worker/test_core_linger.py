@@ -104,12 +104,25 @@ def test_they_stay_for_a_while_when_their_last_agent_has_gone(driver: Driver) ->
     assert isinstance(answer, Loaded)
     later(driver, 29_000)
     assert driver.engine.loads == [PATH], "they were there"
+    assert resident(driver) == ["full"], "its LOAD was a use"
     driver.unload("next")
     later(driver, 31_000)
     assert resident(driver) == []
     assert driver.device.allocated_bytes == 0
     assert not driver.core.residency.weights
     assert driver.core.report().lingered == 1
+
+
+def test_the_next_agent_has_them_on_its_own_terms(driver: Driver) -> None:
+    driver.load("coder", "full", linger_s=30)
+    driver.unload("coder")
+    driver.load("next", "full")
+    later(driver, 100_000)
+    assert resident(driver) == ["full"]
+    driver.budget(10)
+    later(driver, 1)
+    driver.budget(100_000)
+    assert driver.say("next", "one").done.usage.generated_tokens, "they can be loaded again"
 
 
 def test_without_it_they_go_with_their_last_agent(driver: Driver) -> None:
