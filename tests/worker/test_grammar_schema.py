@@ -184,6 +184,23 @@ def test_whatever_is_written_by_a_schema_is_valid(schema: dict[str, Any], seed: 
     assert is_valid(json.loads(text), root, root), text
 
 
+def test_a_reference_is_no_property_of_the_same_name() -> None:
+    """The library's converter knows both by one name."""
+    node = {"type": "array", "items": {"$ref": "#/$defs/node"}, "minItems": 1, "maxItems": 1}
+    schema = {
+        "type": "object",
+        "properties": {
+            "node": {"type": "boolean"},
+            "x": {"$ref": "#/$defs/node"},
+        },
+        "required": ["node", "x"],
+        "$defs": {"node": {"anyOf": [{"type": "null"}, node]}},
+    }
+    for seed in range(20):
+        value = json.loads(wander(schema_constraint(schema, TEXTS), random.Random(seed)))
+        assert is_valid(value, schema, schema), value
+
+
 def test_formats_have_their_shapes() -> None:
     shapes = {
         "uuid": r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}",
