@@ -190,7 +190,7 @@ def test_a_reference_is_no_property_of_the_same_name() -> None:
     schema = {
         "type": "object",
         "properties": {
-            "node": {"type": "boolean"},
+            "node": {"enum": [1, 2]},
             "x": {"$ref": "#/$defs/node"},
         },
         "required": ["node", "x"],
