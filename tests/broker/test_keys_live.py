@@ -25,7 +25,8 @@ from vram_conductor.protocol.errors import (
     Unauthenticated,
 )
 from vram_conductor.protocol.key_files import load_key, new_pair
-from vram_conductor.protocol.messages import Hello, Welcome
+from vram_conductor.protocol.keys import KeyFile
+from vram_conductor.protocol.messages import Error, Hello, Welcome
 from vram_conductor.worker.link import Inbound, Link, Refused
 
 MIB = 1 << 20
@@ -161,6 +162,45 @@ def test_each_endpoint_takes_its_own_keys_only(broker: KeyedBroker) -> None:
     broker.endpoints["clients"] = broker.endpoints["workers"]
     for path in (owner, broker.keys.new("root", "admin")):
         assert broker.refusal(path)[0].reason == "key_refused"
+
+
+def test_nobody_gets_a_session_by_choosing_its_routing_id(broker: KeyedBroker) -> None:
+    """Bob waits for the id of a connection of alice's to become free, and speaks at once."""
+    paths = [broker.keys.new(name) for name in ("alice", "bob")]
+    alice, bob = [(until_in(broker, path), load_key(path))[1] for path in paths]
+    hello = codec.CLIENT_TO_BROKER.encode(
+        Hello(v=(limits.PROTOCOL_MAJOR, limits.PROTOCOL_MINOR), client="x")
+    )
+
+    def speak(key: KeyFile, routing_id: bytes) -> sockets.Socket:
+        socket = sockets.connect(
+            broker.context,
+            broker.endpoints["clients"],
+            key=key,
+            prepare=lambda socket: socket.setsockopt(zmq.ROUTING_ID, routing_id),
+        )
+        broker.stack.callback(socket.close, 0)
+        socket.send_multipart(hello)
+        return socket
+
+    chosen = speak(alice, b"x")
+    assert chosen.poll(5_000)
+    refusal = codec.BROKER_TO_CLIENT.decode(chosen.recv_multipart())[0]
+    assert isinstance(refusal, Error)
+    assert refusal.error.reason == "bad_frames"
+    for number in range(8):
+        routing_id = b"\0\0\0\0" + bytes([number])
+        hers = speak(alice, routing_id)
+        assert hers.poll(5_000)
+        hers.close(0)
+        his = [speak(bob, routing_id) for _ in range(3)]
+        ping = broker.conductor(broker.folder / "bob.key")
+        assert ping.ping() > 0
+        for socket in his:
+            while socket.poll(50):
+                answer = codec.BROKER_TO_CLIENT.decode(socket.recv_multipart())[0]
+                assert not isinstance(answer, Welcome) or answer.principal == "bob"
+            socket.close(0)
 
 
 def test_who_shakes_no_hands_disturbs_nobody(broker: KeyedBroker) -> None:

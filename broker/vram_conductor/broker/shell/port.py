@@ -120,7 +120,7 @@ class Port(Generic[M]):
             # Frames beyond the limit are drained but not kept.
             if count <= limits.FRAMES_MAX:
                 frames.append(part.bytes)
-        incoming = self._decoded(peer, frames, count)
+        incoming = self._decoded(peer, first, frames, count)
         if incoming.error is None or self._answers_bad(peer, now_ns):
             return incoming
         self.dropped_messages += 1
@@ -134,8 +134,11 @@ class Port(Generic[M]):
         self.users.met(peer, frame)
         self._watch.met(peer, fd, now_ns)
 
-    def _decoded(self, peer: bytes, frames: list[bytes], count: int) -> Incoming[M]:
+    def _decoded(
+        self, peer: bytes, first: zmq.Frame, frames: list[bytes], count: int
+    ) -> Incoming[M]:
         try:
+            self.users.check(peer, first)
             if count > limits.FRAMES_MAX:
                 raise InvalidArgument(
                     "bad_frames",

@@ -6,6 +6,11 @@ from collections.abc import Callable
 
 import zmq
 
+from vram_conductor.protocol.errors import InvalidArgument
+
+_GIVEN_ID_BYTES = 5
+"""Of a routing id that libzmq gives: a zero and a 32-bit number that begins anywhere."""
+
 FAREWELL_NS = 100_000_000
 """From the last word to a peer to hanging up on it: libzmq sends in a thread of its own."""
 
@@ -23,6 +28,23 @@ class Users:
             self._users[peer] = str(frame.get("User-Id"))
         except zmq.ZMQError:  # nobody was asked who this is
             self._users.pop(peer, None)
+
+    def check(self, peer: bytes, frame: zmq.Frame) -> None:
+        """Where users are known, a message must be its peer's. The routing id of a connection
+        that has just ended could be taken by another one that chooses it, and with it the session
+        and what is on its way there; so nobody may choose one.
+
+        Raises:
+            InvalidArgument: ``bad_frames``.
+        """
+        user = self._users.get(peer)
+        if user is None:
+            return
+        given = len(peer) == _GIVEN_ID_BYTES and peer[0] == 0
+        if not given or str(frame.get("User-Id")) != user:
+            raise InvalidArgument(
+                "bad_frames", "the routing id is not this connection's own; do not choose one"
+            )
 
     def of(self, peer: bytes) -> str:
         """The peer's user; empty where nobody was asked."""
