@@ -12,8 +12,8 @@ from vram_conductor.client.effects import Finished, Output, RequestEffect
 from vram_conductor.client.link import Link
 from vram_conductor.client.session import Phase, Timing
 from vram_conductor.protocol import messages as wire
-from vram_conductor.protocol.base import Base
 from vram_conductor.protocol import sockets
+from vram_conductor.protocol.base import Base
 from vram_conductor.protocol.codec import BROKER_TO_CLIENT, CLIENT_TO_BROKER
 from vram_conductor.protocol.ids import new_rid
 from vram_conductor.protocol.values import Usage
