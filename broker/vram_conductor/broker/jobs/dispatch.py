@@ -78,9 +78,7 @@ class Dispatcher:
         # At the worker it would take the place of a job that fits.
         return not shut_out(self._state.devices[job.device], agent.key)
 
-    def _refusal(
-        self, job: Job, conversation: Conversation, link: WorkerLink
-    ) -> ErrorInfo | None:
+    def _refusal(self, job: Job, conversation: Conversation, link: WorkerLink) -> ErrorInfo | None:
         """What has changed since the job was accepted."""
         now_ns = self._state.now_ns
         if job.deadline_ns is not None and now_ns >= job.deadline_ns:
