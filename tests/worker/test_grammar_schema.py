@@ -226,6 +226,7 @@ def test_what_is_annotated_counts_for_nothing() -> None:
 UNSUPPORTED: list[tuple[dict[str, Any], str, str]] = [
     ({"type": "string", "pattern": "^a$"}, "#", "pattern"),
     ({"type": "string", "format": "email"}, "#", "format"),
+    ({"type": "string", "format": ["date"]}, "#", "format"),
     ({"type": "string", "format": "date", "maxLength": 3}, "#", "maxLength"),
     ({"minLength": 3}, "#", "minLength"),
     ({"type": "integer", "minimum": 0}, "#", "minimum"),
@@ -265,6 +266,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"anyOf": {}}, "#"),
     ({"properties": []}, "#"),
     ({"properties": {"a": {}}, "required": "a"}, "#"),
+    ({"properties": {"a": {}}, "required": [["a"]]}, "#"),
     ({"type": "string", "minLength": 3, "maxLength": 2}, "#"),
     ({"type": "string", "minLength": -1}, "#"),
     ({"items": {}, "maxItems": "3"}, "#"),

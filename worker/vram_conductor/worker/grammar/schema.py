@@ -106,6 +106,8 @@ class _Walk:
         if not isinstance(required, list):
             raise _bad(path, "required is not a list")
         for name in required:
+            if not isinstance(name, str):
+                raise _bad(path, "required is a list of names")
             if name not in properties:
                 raise _unsupported(path, "required", f"describe {name!r} in properties, too")
         additional = schema.get("additionalProperties", False)
@@ -154,7 +156,7 @@ def _values(path: str, schema: dict[str, Any], keys: set[str]) -> None:
 def _string(path: str, schema: dict[str, Any], keys: set[str]) -> None:
     if "format" in keys:
         _only(path, keys, "type", "format")
-        if schema["format"] not in FORMATS:
+        if str(schema["format"]) not in FORMATS:
             raise _unsupported(path, "format", f"known are {', '.join(sorted(FORMATS))}")
     else:
         _only(path, keys, "type", "minLength", "maxLength")
