@@ -13,6 +13,7 @@ import argparse
 import time
 from collections import deque
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import zmq
@@ -23,6 +24,8 @@ from vram_conductor.protocol.commands import (
     Budget,
     CancelRun,
     Command,
+    Copied,
+    Copy,
     Drain,
     Estimate,
     Estimated,
@@ -43,6 +46,7 @@ from vram_conductor.protocol.commands import (
     WorkerWelcome,
 )
 from vram_conductor.protocol.errors import Code, ErrorInfo
+from vram_conductor.protocol.key_files import load_key
 from vram_conductor.protocol.sockets import SendResult
 from vram_conductor.protocol.tokens import pack_tokens
 from vram_conductor.protocol.values import ConversationKey, Memory, Usage
@@ -151,6 +155,8 @@ class EchoWorker:
             case Forget(conversation=key):
                 self.transcripts.pop(key, None)
                 self.reply(message, WorkerOk)
+            case Copy():
+                self.reply(message, Copied, reason="state_missing")
             case Unload() | Budget():
                 self.reply(message, WorkerOk)
             case Drain():
@@ -265,9 +271,12 @@ def main() -> None:
     parser.add_argument("--workers", required=True, help="the broker's endpoint for workers")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--rate", type=float, default=0.0, help="pieces per second and job")
+    parser.add_argument("--key", type=Path, help="key file, for a broker over tcp")
     given = parser.parse_args()
     context = zmq.Context()
-    worker = EchoWorker(sockets.connect(context, given.workers), given.device, given.rate)
+    key = None if given.key is None else load_key(given.key)
+    socket = sockets.connect(context, given.workers, key=key)
+    worker = EchoWorker(socket, given.device, given.rate)
     try:
         worker.run()
     except KeyboardInterrupt:

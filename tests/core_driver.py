@@ -27,6 +27,8 @@ from vram_conductor.protocol.commands import (
     Budget,
     CancelRun,
     Command,
+    Copied,
+    Copy,
     Drain,
     Failed,
     Forget,
@@ -106,6 +108,7 @@ class AgentSpec:
     n_ctx: int
     slots: int
     kv_type: KVType
+    linger_s: int | None = None
 
 
 class LateLanes:
@@ -292,11 +295,12 @@ class Driver:
         slots: int = 1,
         kv_type: KVType = "f16",
         budget_bytes: int | None = None,
+        linger_s: int | None = None,
     ) -> Loaded | Failed:
         """LOAD an agent."""
         name = AgentKey("local", agent)
         before = self.agents.get(name)
-        self.agents[name] = AgentSpec(model, n_ctx, slots, kv_type)
+        self.agents[name] = AgentSpec(model, n_ctx, slots, kv_type, linger_s)
         shape = self.shape(model, kv_type)
         assert shape is not None
         path, weights_bytes, pool_bytes = self.sizes(model, shape)
@@ -313,6 +317,7 @@ class Driver:
             pool_bytes=pool_bytes,
             scratch_bytes=self.scratch(model, shape),
             budget_bytes=budget,
+            linger_s=linger_s,
         )
         answer: Loaded | Failed = self.answer(op)
         if isinstance(answer, Failed):
@@ -348,6 +353,18 @@ class Driver:
         op = self.send(Forget, conversation=key(conversation))
         assert isinstance(self.answer(op), WorkerOk)
         self.records.pop(key(conversation), None)
+
+    def fork(self, conversation: str, to: str) -> int:
+        """COPY, and the record as it stands; returns its op."""
+        record = self.records[key(conversation)]
+        self.records[key(to)] = Record(list(record.ids), 1)
+        return self.send(Copy, source=key(conversation), target=key(to))
+
+    def copied(self, conversation: str, to: str) -> Copied:
+        """COPY and its answer."""
+        answer = self.answer(self.fork(conversation, to))
+        assert isinstance(answer, Copied), answer
+        return answer
 
     def run(self, conversation: str, *, full: bool = False, **fields: Any) -> int:
         """RUN; the transcript goes along where the core may lack it."""
@@ -402,7 +419,14 @@ class Driver:
         self.welcome()
         agents, self.agents = self.agents, {}
         for name, spec in agents.items():
-            self.load(name.agent, spec.model, spec.n_ctx, spec.slots, spec.kv_type)
+            self.load(
+                name.agent,
+                spec.model,
+                spec.n_ctx,
+                spec.slots,
+                spec.kv_type,
+                linger_s=spec.linger_s,
+            )
 
     # --- time and answers ---------------------------------------------------------------------
 

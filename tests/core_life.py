@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from core_driver import GREEDY, Attempt, Driver, LanesKind, key
+from core_driver import GREEDY, MS, Attempt, Driver, LanesKind, key
 from fake_engine import EOG, ModelSpec, reference
 from fake_store import MemoryStore
 from hypothesis import event
@@ -34,6 +34,9 @@ MODELS = [
     ModelSpec("window", weights_bytes=150, rollback="window"),
     ModelSpec("chain", weights_bytes=120, rollback="none"),
 ]
+LINGERS = {"f1": 0, "f2": 3, "w1": 2, "c1": None, "c2": 1}
+"""``linger_s`` of some agents; others have none."""
+
 AGENTS = {
     "f1": ("full", 150, 1),
     "f2": ("full", 80, 2),
@@ -158,6 +161,13 @@ class Life(RuleBasedStateMachine):
             self.driver.step()
             assert not self.driver.device.violations
 
+    @rule(ms=st.sampled_from([500, 1_500, 4_000]))
+    def time(self, ms: int) -> None:
+        """Weights that nobody uses leave when their time has come, and no others do."""
+        self.driver.device.spend(ms)
+        self.driver.step()
+        self._lingering()
+
     @rule(which=st.integers(0, 20))
     def cancel(self, which: int) -> None:
         open_ops = [op for op, item in self.driver.attempts.items() if not item.end]
@@ -173,7 +183,7 @@ class Life(RuleBasedStateMachine):
 
     @rule(
         what=st.sampled_from(
-            ["corrupt", "get", "set", "load", "load", "unload", "forget", "crash", "broker"]
+            ["corrupt", "get", "set", "load", "load", "unload", "forget", "fork", "crash", "broker"]
         ),
         agent=agents,
         name=names,
@@ -194,6 +204,8 @@ class Life(RuleBasedStateMachine):
             case "forget":
                 self._cancels(lambda attempt: attempt.key == where)
                 self.driver.forget(f"{agent}/{name}")
+            case "fork":
+                self._fork(agent, name)
             case "crash":
                 self.driver.restart_worker()
             case _:
@@ -204,7 +216,19 @@ class Life(RuleBasedStateMachine):
     def _load(self, agent: str) -> None:
         model, n_ctx, slots = AGENTS[agent]
         kv_type = self.second if agent.endswith("2") else "f16"
-        self.driver.load(agent, model, n_ctx, slots, kv_type)
+        self.driver.load(agent, model, n_ctx, slots, kv_type, linger_s=LINGERS.get(agent))
+
+    def _fork(self, agent: str, name: str) -> None:
+        """As the broker does: onto a name that has nothing, of what is known of the other."""
+        driver = self.driver
+        other = f"{agent}/side" if name == "main" else agent
+        target = f"{agent}/{name}"
+        known = key(other).agent_key in driver.agents and key(other) in driver.records
+        if not known or self._busy(target):
+            return
+        driver.forget(target)
+        driver.fork(other, target)
+        event("a fork")
 
     def _break_once(self, which: str) -> None:
         faults = self.driver.engine.faults
@@ -224,7 +248,9 @@ class Life(RuleBasedStateMachine):
         driver.welcome(self.epoch)
         before, driver.agents = driver.agents, {}
         for name, spec in before.items():
-            driver.load(name.agent, spec.model, spec.n_ctx, spec.slots)
+            driver.load(
+                name.agent, spec.model, spec.n_ctx, spec.slots, linger_s=LINGERS.get(name.agent)
+            )
 
     # --- what must hold -----------------------------------------------------------------------
 
@@ -246,10 +272,29 @@ class Life(RuleBasedStateMachine):
         assert not self.driver.device.violations
         for agent in list(self.driver.agents):
             self.driver.unload(agent.agent)
+        self.driver.device.spend(1000 * max(one or 0 for one in LINGERS.values()))
+        self.driver.step()
+        assert not self.driver.core.residency.weights
         assert self.driver.device.allocated_bytes == 0
         assert len(self.driver.core.jobs) == 0
 
     # --- inside -------------------------------------------------------------------------------
+
+    def _lingering(self) -> None:
+        """Nothing is there that should have left a while ago."""
+        core, now_ns = self.driver.core, self.driver.device.now_ns
+        if core.hauling:
+            return
+        busy = {job.pool.weights.model for job in core.jobs}
+        for model, weights in core.residency.weights.items():
+            if model in busy or weights.handle is None or weights.readers:
+                continue
+            mine = [spec.linger_s for spec in self.driver.agents.values() if spec.model == model]
+            longest = None if None in mine else max((one or 0 for one in mine), default=None)
+            if longest is not None:
+                assert weights.used_ns + longest * 1000 * MS > now_ns
+            elif not mine and weights.leaves_ns is not None:
+                assert weights.leaves_ns > now_ns
 
     def _busy(self, conversation: str) -> bool:
         where = key(conversation)

@@ -14,7 +14,7 @@ import struct
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Concatenate, Literal, ParamSpec, TypeVar
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
 import numpy as np
 import xxhash
@@ -126,6 +126,7 @@ class FakeSampler:
         self.drawn = 0
         self.accepted: list[int] = []
         self.closed = False
+        self.finished = False
 
     def accept(self, token: int) -> None:
         assert not self.closed
@@ -494,8 +495,16 @@ class FakeModel:
         return text + ("<|assistant|>" if generate else "")
 
     def sampler(
-        self, sampling: Sampling, bias: Sequence[tuple[int, float]], seed: int
+        self,
+        sampling: Sampling,
+        bias: Sequence[tuple[int, float]],
+        seed: int,
+        *,
+        grammar: str | None = None,
+        json_schema: dict[str, Any] | None = None,
     ) -> FakeSampler:
+        assert grammar is None, "grammars need real vocabularies"
+        assert json_schema is None, "grammars need real vocabularies"
         if sampling.top_k is not None and sampling.top_k < 0:
             raise InvalidArgument("bad_sampling", "top_k is negative", parameter="top_k")
         return FakeSampler(sampling, seed)

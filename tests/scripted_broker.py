@@ -17,6 +17,7 @@ import msgspec
 import zmq
 
 from vram_conductor.protocol import messages as wire
+from vram_conductor.protocol.base import Base
 from vram_conductor.protocol.codec import BROKER_TO_CLIENT, CLIENT_TO_BROKER
 from vram_conductor.protocol.errors import Code, ErrorInfo
 from vram_conductor.protocol.sockets import SendResult, listen, receive, send
@@ -27,7 +28,7 @@ from vram_conductor.protocol.values import Usage
 PIECES = ("one", ", two", ", three.")
 PATIENCE_S = 20.0
 
-M = TypeVar("M", bound=wire.Base)
+M = TypeVar("M", bound=Base)
 Handler = Callable[["Peer", Any], None]
 
 
@@ -50,7 +51,7 @@ class Peer:
         self.broker = broker
         self.identity = identity
 
-    def send(self, message: wire.Base) -> None:
+    def send(self, message: Base) -> None:
         self.send_frames(BROKER_TO_CLIENT.encode(message))
 
     def send_frames(self, frames: Sequence[bytes]) -> None:
@@ -81,6 +82,7 @@ class ScriptedBroker:
         self.streams: dict[bytes, SendStream] = {}
         self.on: dict[type, Handler] = dict(_DEFAULTS)
         self.mute = False
+        self.features = ["structured_output"]
         self.pieces: Sequence[str] = PIECES
         self.calls: queue.SimpleQueue[tuple[Callable[[], None], threading.Event]] = (
             queue.SimpleQueue()
@@ -213,6 +215,7 @@ def _hello(peer: Peer, message: wire.Hello) -> None:
             principal="local",
             heartbeat_ms=broker.heartbeat_ms,
             limits={"n_ctx_max": 4096},
+            features=broker.features,
         )
     )
 

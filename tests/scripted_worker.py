@@ -31,6 +31,7 @@ from vram_conductor.broker.journal.restored import Restored
 from vram_conductor.protocol import commands as c
 from vram_conductor.protocol import messages as m
 from vram_conductor.protocol.config import BrokerConfig, Config, DeviceConfig
+from vram_conductor.protocol.conversations import Fork, History
 from vram_conductor.protocol.errors import Code, ErrorInfo
 from vram_conductor.protocol.tokens import pack_tokens, unpack_tokens
 from vram_conductor.protocol.values import (
@@ -105,6 +106,7 @@ class ScriptedWorker:
     Attributes:
         auto: command types that are answered at once; the others wait in ``held``.
         received: every command, in order.
+        copied: what it answers to COPY.
         transcripts: what it has cached.
     """
 
@@ -126,9 +128,10 @@ class ScriptedWorker:
         self.kind = kind
         self.total_bytes = total_bytes
         self.base_bytes = base_bytes
-        self.auto: set[type] = {c.Estimate, c.Load, c.Unload, c.Forget, c.Budget}
+        self.auto: set[type] = {c.Estimate, c.Load, c.Unload, c.Forget, c.Copy, c.Budget}
         self.received: list[Any] = []
         self.held: list[Any] = []
+        self.copied: dict[str, Any] = {"n_tokens": 5, "state_bytes": 500}
         self.jobs: dict[int, Job] = {}
         self.transcripts: dict[ConversationKey, list[int]] = {}
         self.parked: list[c.Parked] = []
@@ -168,6 +171,8 @@ class ScriptedWorker:
                     weights_bytes=self.loaded_sizes.get("weights_bytes", command.weights_bytes),
                     pool_bytes=self.loaded_sizes.get("pool_bytes", command.pool_bytes),
                 )
+            case c.Copy():
+                self.reply(command, c.Copied, **self.copied)
             case _:
                 if isinstance(command, c.Forget):
                     self.transcripts.pop(command.conversation, None)
@@ -524,9 +529,19 @@ class Client:
         self.send(m.Unregister(rid=rid, agent=agent))
         return rid
 
-    def reset(self, agent: str, conversation: str = "main") -> bytes:
+    def reset(self, agent: str, conversation: str = "main", **fields: Any) -> bytes:
         rid = self.bench.rid()
-        self.send(m.Reset(rid=rid, agent=agent, conversation=conversation))
+        self.send(m.Reset(rid=rid, agent=agent, conversation=conversation, **fields))
+        return rid
+
+    def fork(self, agent: str, to: str, conversation: str = "main", **fields: Any) -> bytes:
+        rid: bytes = fields.pop("rid", None) or self.bench.rid()
+        self.send(Fork(rid=rid, agent=agent, conversation=conversation, to=to, **fields))
+        return rid
+
+    def history(self, agent: str, conversation: str = "main", **fields: Any) -> bytes:
+        rid = self.bench.rid()
+        self.send(History(rid=rid, agent=agent, conversation=conversation, **fields))
         return rid
 
     def ok(self, rid: bytes) -> dict[str, Any]:

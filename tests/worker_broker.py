@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import zmq
 
+from vram_conductor.protocol.base import Base
 from vram_conductor.protocol.codec import BROKER_TO_WORKER, WORKER_TO_BROKER
 from vram_conductor.protocol.commands import (
     Failed,
@@ -25,7 +26,6 @@ from vram_conductor.protocol.commands import (
     WorkerPong,
     WorkerWelcome,
 )
-from vram_conductor.protocol.messages import Base
 from vram_conductor.protocol.sockets import SendResult, listen, receive, send
 from vram_conductor.protocol.values import ConversationKey
 

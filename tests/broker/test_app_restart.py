@@ -42,6 +42,7 @@ def test_agents_and_conversations_outlive_the_broker(short_tmp: Path, how: signa
         client.register("coder")
         client.register("writer", n_ctx=2048)
         client.register("brief", ephemeral=True)
+        client.usage(client.decode("brief", pieces=3))
         client.usage(client.decode("coder", pieces=10))
         client.usage(client.decode("coder", pieces=5, continue_=True))
         client.usage(client.decode("coder", pieces=7, conversation="side"))
@@ -50,7 +51,11 @@ def test_agents_and_conversations_outlive_the_broker(short_tmp: Path, how: signa
         broker.signal(how)
         broker.wait()
     coder = 2 * PROMPT_TOKENS + 10 + 5
-    expected = {("coder", "main"): (2, coder), ("coder", "side"): (1, PROMPT_TOKENS + 7)}
+    expected = {
+        ("coder", "main"): (2, coder),
+        ("coder", "side"): (1, PROMPT_TOKENS + 7),
+        ("brief", "main"): (1, PROMPT_TOKENS + 3),
+    }
     assert before == expected
     with BrokerProcess(short_tmp) as broker:
         client = broker.client()
@@ -60,7 +65,10 @@ def test_agents_and_conversations_outlive_the_broker(short_tmp: Path, how: signa
         # A new worker has no transcript: it gets the broker's, whole, and checks its length.
         broker.echo()
         until(lambda: {a.state for a in client.agents()} == {"ready"}, "agents are loaded")
-        assert {a.agent: a.n_ctx for a in client.agents()} == {"coder": 4096, "writer": 2048}
+        # Ephemeral agents wait for their clients for a while.
+        assert client.register("brief", ephemeral=True)["conversations"][0]["version"] == 1
+        agents = {a.agent: a.n_ctx for a in client.agents()}
+        assert agents == {"coder": 4096, "writer": 2048, "brief": 4096}
         rid = client.decode("coder", pieces=4, continue_=True, expect_version=2)
         assert client.usage(rid).prompt_tokens == coder + PROMPT_TOKENS
         assert transcripts(client)["coder", "main"] == (3, coder + PROMPT_TOKENS + 4)

@@ -14,6 +14,7 @@ from vram_conductor.broker.journal.records import ConversationCommitted
 from vram_conductor.protocol import commands as c
 from vram_conductor.protocol import limits
 from vram_conductor.protocol import messages as m
+from vram_conductor.protocol.conversations import Turn
 from vram_conductor.protocol.errors import Code
 from vram_conductor.protocol.stream import SendStream
 from vram_conductor.protocol.tokens import pack_tokens, unpack_tokens
@@ -39,6 +40,28 @@ def version(bench: Bench, agent: str = "coder") -> int:
 def tokens(bench: Bench, agent: str = "coder") -> int:
     status = next(a for a in bench.core.report(bench.now_ns).agents if a.agent == agent)
     return status.conversations[0].tokens if status.conversations else 0
+
+
+# --- what the answer must look like ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("structure", [{"grammar": "root ::= ."}, {"json_schema": {"items": {}}}])
+def test_a_worker_that_would_ignore_a_grammar_is_not_asked(structure: dict[str, Any]) -> None:
+    bench, worker, client = setup()
+    rid = client.decode("coder", **structure)
+    error = client.error(rid)
+    assert (error.code, error.reason) == (Code.UNIMPLEMENTED, "no_structured_output")
+    assert not worker.jobs
+    # One that joins later and knows better is.
+    bench.kill(worker)
+    newer = bench.worker(ready=False)
+    newer.ready(features=["structured_output", "telepathy"])
+    client.decode("coder", **structure)
+    run = newer.job("coder").run
+    assert (run.grammar, run.json_schema) == (
+        structure.get("grammar"),
+        structure.get("json_schema"),
+    )
 
 
 # --- one job ----------------------------------------------------------------------------------
@@ -120,7 +143,11 @@ def test_prefix_is_replaced_where_the_worker_keeps_less() -> None:
     worker.start(job, [50, 51], keep=2)
     worker.finish(job, "x", [60])
     assert bench.records[-1] == ConversationCommitted(
-        conversation=MAIN, version=2, keep=2, ids=pack_tokens([50, 51, 60])
+        conversation=MAIN,
+        version=2,
+        keep=2,
+        ids=pack_tokens([50, 51, 60]),
+        turns=[Turn(text="another", end=4), Turn(text="x", generated=True, end=5)],
     )
     assert tokens(bench) == 5
 

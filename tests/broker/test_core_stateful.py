@@ -16,13 +16,14 @@ from typing import Any, TypeVar
 import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scripted_worker import MIB, MS, Bench, Client, Job, ScriptedWorker, config_of
+from scripted_worker import MIB, MS, PRINCIPAL, Bench, Client, Job, ScriptedWorker, config_of
 
 from vram_conductor.broker.effects import SendClient, SendWorker
 from vram_conductor.broker.events import ClientFlow, WorkerMessageIn
 from vram_conductor.broker.journal.restored import Restored
 from vram_conductor.broker.registry import Agent
 from vram_conductor.protocol import commands as c
+from vram_conductor.protocol import limits
 from vram_conductor.protocol import messages as m
 from vram_conductor.protocol.config import DeviceConfig
 from vram_conductor.protocol.errors import Code, ErrorInfo
@@ -33,7 +34,7 @@ DEVICES = ("cpu:0", "cpu:1")
 TOTAL = 260 * MIB
 NOT_OF_THE_JOB = {"unknown_rid", "rid_reused", "resume_out_of_range", "no_session"}
 STALE = "STALE"
-HOLDABLE = {c.Load, c.Estimate, c.Unload, c.Budget}
+HOLDABLE = {c.Load, c.Estimate, c.Unload, c.Budget, c.Copy}
 
 
 class Choice:
@@ -111,6 +112,24 @@ class Machine:
 
     def reset(self, pick: Choice) -> None:
         self.others.append(pick.of(self.clients).reset(pick.of("abde"), pick.of(["main", "side"])))
+
+    def fork(self, pick: Choice) -> None:
+        fresh = pick.of([True, True, False]) or not self.others
+        rid = self.bench.rid() if fresh else self.others[-1]
+        source, copy = pick.of([("main", "side"), ("side", "main"), ("main", "third")])
+        pick.of(self.clients).fork(pick.of("abde"), copy, source, rid=rid)
+        self.others.append(rid)
+
+    def forget(self, pick: Choice) -> None:
+        agent, name = pick.of("abde"), pick.of(["third", "side"])
+        self.others.append(pick.of(self.clients).reset(agent, name, forget=True))
+        key = ConversationKey(PRINCIPAL, agent, name)
+        if self.state.registry.conversation(key) is None:
+            self.versions.pop(key, None)
+
+    def history(self, pick: Choice) -> None:
+        rid = pick.of(self.clients).history(pick.of("abde"), from_token=pick.of([0, 3, None]))
+        self.others.append(rid)
 
     def cancel_register(self, pick: Choice) -> None:
         if self.others:
@@ -371,10 +390,13 @@ class Machine:
         restored = Restored()
         for record in self.bench.records:
             restored.apply(record)
-        lasting = {a.key: a for a in self.state.registry if not a.spec.ephemeral}
-        assert set(restored.agents) == set(lasting)
-        for key, agent in lasting.items():
+        agents = {a.key: a for a in self.state.registry}
+        assert set(restored.agents) == set(agents)
+        assert set(restored.used_unix_ns) == {key for key, a in agents.items() if a.spec.ttl_s}
+        for key, agent in agents.items():
             assert restored.agents[key].spec == agent.spec
+            if agent.spec.ttl_s and not agent.busy:
+                assert restored.used_unix_ns[key] == agent.used_ns
             for conversation in agent.conversations.values():
                 saved = restored.conversations.get(conversation.key)
                 if saved is None:
@@ -382,6 +404,7 @@ class Machine:
                 else:
                     assert saved.version == conversation.version
                     assert saved.transcript == conversation.transcript
+                    assert saved.turns == conversation.turns
         held = {
             (key.principal, key.name): (tenure.size_bytes, tenure.ttl_s)
             for key, tenure in self.state.leases.items()
@@ -408,13 +431,19 @@ class Machine:
         late.tick()
         for device in DEVICES:
             assert late.worker(device, epoch=10**6, total_bytes=TOTAL).welcome is not None
-        old = {a.key for a in self.state.registry if not a.spec.ephemeral}
+        old = {a.key for a in self.state.registry}
         new = {AgentKey(a.principal, a.agent) for a in late.core.report(late.now_ns).agents}
-        assert new == old
+        swept = late.core.report(late.now_ns).sweep
+        idle = {AgentKey(a.principal, a.agent) for a in swept.last if a.reason == "idle"}
+        assert new | idle == old
         kept = [x for x in self.state.leases.values() if not x.ephemeral]
         leases = [x for device in late.core.report(late.now_ns).devices for x in device.leases]
         assert {x.name for x in leases} == {x.key.name for x in kept}
         msgspec.msgpack.encode(late.core.report(late.now_ns))
+        late.advance(limits.COME_BACK_MS + 1, step_ms=2000)
+        stay = {a.key for a in self.state.registry if not a.spec.ephemeral and not a.spec.ttl_s}
+        new = {AgentKey(a.principal, a.agent) for a in late.core.report(late.now_ns).agents}
+        assert new == stay
 
 
 WEIGHTS = {
@@ -426,6 +455,9 @@ WEIGHTS = {
     "answer_all": 2,
     "register": 3,
     "lease": 2,
+    "fork": 3,
+    "forget": 1,
+    "history": 1,
     "time": 2,
     "residency": 2,
     "hold_answers": 1,

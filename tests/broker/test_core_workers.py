@@ -17,6 +17,7 @@ from vram_conductor.broker.journal.records import (
 from vram_conductor.protocol import commands as c
 from vram_conductor.protocol import messages as m
 from vram_conductor.protocol.config import DeviceConfig
+from vram_conductor.protocol.conversations import Turn
 from vram_conductor.protocol.errors import LEDGER_DENY, Code, InvalidArgument
 from vram_conductor.protocol.status import AgentStatus, DeviceStatus
 from vram_conductor.protocol.values import ConversationKey, Line, Memory, PoolShape
@@ -248,7 +249,11 @@ def test_job_with_a_released_token_ends_and_its_tokens_stay() -> None:
     assert (error.code, error.reason, error.retryable) == (Code.UNAVAILABLE, "worker_lost", True)
     assert error.details["generated_tokens"] == 1
     assert bench.records[-1] == ConversationCommitted(
-        conversation=MAIN, version=1, keep=0, ids=bytes([1, 0, 0, 0, 10, 0, 0, 0])
+        conversation=MAIN,
+        version=1,
+        keep=0,
+        ids=bytes([1, 0, 0, 0, 10, 0, 0, 0]),
+        turns=[Turn(text="x", end=1), Turn(text="a", generated=True, end=2)],
     )
 
 
@@ -477,7 +482,6 @@ def test_broker_restart_brings_back_agents_transcripts_and_versions() -> None:
     run_once(worker, client)
     client.ok(client.register("gone"))
     client.ok(client.unregister("gone"))
-    client.ok(client.register("temp", ephemeral=True))
     late = bench.restart()
     assert [a.agent for a in late.core.report(late.now_ns).agents] == ["coder"]
     assert agent(late).state == "waiting"

@@ -27,6 +27,7 @@ from vram_conductor.broker.journal.records import (
     AgentRegistered,
     AgentRemoved,
     AgentSpec,
+    AgentUsed,
     BrokerEpoch,
     ConversationCommitted,
     Record,
@@ -105,7 +106,9 @@ HISTORY: list[Record] = [
     agent("writer"),
     commit(1, 0, [1, 2, 3]),
     commit(2, 3, [4, 5]),
+    AgentUsed(agent=AgentKey("local", "writer"), used_unix_ns=5),
     AgentRemoved(agent=AgentKey("local", "writer")),
+    AgentUsed(agent=AgentKey("local", "coder"), used_unix_ns=7),
     commit(3, 1, [9]),
 ]
 

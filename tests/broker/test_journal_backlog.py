@@ -10,13 +10,17 @@ from vram_conductor.broker.journal.records import (
     AgentRegistered,
     AgentRemoved,
     AgentSpec,
+    AgentUsed,
     BrokerEpoch,
     ConversationCommitted,
     ConversationReset,
+    LeaseEnded,
+    LeaseHeld,
     Record,
     WorkerEpochSeen,
 )
 from vram_conductor.broker.journal.restored import Restored
+from vram_conductor.protocol.conversations import Turn
 from vram_conductor.protocol.values import AgentKey, ConversationKey, ModelInfo
 
 MODEL = ModelInfo(
@@ -36,16 +40,26 @@ def registered(name: str, n_ctx: int = 256) -> AgentRegistered:
     return AgentRegistered(agent=AgentKey("p", name), spec=spec, device="cpu", model=MODEL)
 
 
+KINDS = ["register", "remove", "used", "commit", "commit", "reset", "epoch", "lease", "released"]
+
+
+def held(name: str, step: int) -> LeaseHeld:
+    return LeaseHeld(
+        principal="p", name=name, device="cpu", bytes=9, ttl_s=60, ends_unix_ns=step, park=True
+    )
+
+
 @st.composite
 def histories(draw: st.DrawFn) -> list[Record]:
     """Records as a core appends them: agents come and go, commits keep at most what is there."""
     records: list[Record] = []
     alive: set[str] = set()
     lengths: dict[ConversationKey, int] = {}
+    turns: dict[ConversationKey, int] = {}
     versions: dict[ConversationKey, int] = {}
     for step in range(draw(st.integers(0, 25))):
         name = draw(st.sampled_from("ab"))
-        kind = draw(st.sampled_from(["register", "remove", "commit", "commit", "reset", "epoch"]))
+        kind = draw(st.sampled_from(KINDS))
         key = ConversationKey("p", name, draw(st.sampled_from(["main", "side"])))
         if kind == "register":
             records.append(registered(name, draw(st.sampled_from([256, 512]))))
@@ -53,6 +67,10 @@ def histories(draw: st.DrawFn) -> list[Record]:
         elif kind == "epoch":
             records.append(BrokerEpoch(broker_epoch=step + 1))
             records.append(WorkerEpochSeen(device="cpu", worker_epoch=draw(st.integers(1, 9))))
+        elif kind == "lease":
+            records.append(held(name, step))
+        elif kind == "released":
+            records.append(LeaseEnded(principal="p", name=name))
         elif name not in alive:
             continue
         elif kind == "remove":
@@ -60,18 +78,31 @@ def histories(draw: st.DrawFn) -> list[Record]:
             alive.discard(name)
             for gone in [gone for gone in lengths if gone.agent == name]:
                 del lengths[gone]
+                turns.pop(gone, None)
+        elif kind == "used":
+            records.append(AgentUsed(agent=AgentKey("p", name), used_unix_ns=step))
         else:
             versions[key] = versions.get(key, 0) + 1
             if kind == "reset":
                 records.append(ConversationReset(conversation=key, version=versions[key]))
-                lengths[key] = 0
+                lengths[key] = turns[key] = 0
                 continue
             keep = draw(st.integers(0, lengths.get(key, 0)))
             ids = draw(st.binary(min_size=4, max_size=4)) * draw(st.integers(1, 3))
+            keep_turns = draw(st.integers(0, turns.get(key, 0)))
+            more = [Turn(text=draw(st.text(max_size=3)))] * draw(st.integers(0, 3))
             records.append(
-                ConversationCommitted(conversation=key, version=versions[key], keep=keep, ids=ids)
+                ConversationCommitted(
+                    conversation=key,
+                    version=versions[key],
+                    keep=keep,
+                    ids=ids,
+                    keep_turns=keep_turns,
+                    turns=more,
+                )
             )
             lengths[key] = keep + len(ids) // 4
+            turns[key] = keep_turns + len(more)
     return records
 
 

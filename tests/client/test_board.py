@@ -19,6 +19,8 @@ from vram_conductor.protocol.status import (
     LeaseStatus,
     LedgerStatus,
     StatusReport,
+    SweepStatus,
+    SweptStatus,
     WorkerStatus,
 )
 from vram_conductor.protocol.values import Line, Memory
@@ -163,6 +165,28 @@ def test_everything_a_report_says_is_there() -> None:
         "smollm2-135m",
     ):
         assert text in " ".join(drawn.split()), text
+
+
+def test_agents_that_went_by_themselves() -> None:
+    assert "unregistered" not in render(StatusReport(broker_epoch=1))
+    last = [
+        SweptStatus(principal="local", agent=f"a{n}", device="cpu", reason="idle", age_ms=2000 * n)
+        for n in range(5)
+    ]
+    sweep = SweepStatus(session_ended=2, idle=5, last=last)
+    text = render(StatusReport(broker_epoch=1, sweep=sweep), width=200)
+    assert (
+        "7 agents unregistered without being asked: 2 with their session, 5 idle; "
+        "last: a0 (idle, 0.0 ms ago), a1 (idle, 2.00 s ago), a2 (idle, 4.00 s ago)\n"
+    ) in text
+    text = render(StatusReport(broker_epoch=1, sweep=SweepStatus(not_back=1)))
+    assert "1 agent unregistered without being asked: 1 whose client did not come back\n" in text
+
+
+def test_weights_that_nobody_used() -> None:
+    assert "nobody used" not in render(StatusReport(broker_epoch=1, devices=[device()]))
+    text = render(StatusReport(broker_epoch=1, devices=[device(lingered=2)]))
+    assert "weights left 2 times because nobody used them" in text
 
 
 def test_the_bars() -> None:
@@ -367,3 +391,11 @@ def test_the_doctor_says_what_leases_hold() -> None:
     ledger = LedgerStatus(cap_bytes=2048 * MIB, promised_bytes=1000 * MIB, lines=lines)
     found = leases_text(report(devices=[device(), device(promised=ledger, device="cuda:0")]))
     assert found == "; 2 leases hold 1000 MiB of cuda:0"
+
+
+def test_agents_of_several_principals_are_told_apart() -> None:
+    mine, hers = agent(principal="me"), agent(principal="alice")
+    assert "alice" not in render_agents([hers, hers])
+    text = render_agents([mine, hers])
+    assert "me: coder" in text
+    assert "alice: coder" in text

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
 import sys
 from typing import Any
 
@@ -47,8 +49,10 @@ def test_register_sends_all_that_was_given(broker: ScriptedBroker) -> None:
         "2",
         "--priority",
         "-3",
-        "--ttl-s",
-        "60",
+        "--ttl",
+        "1m",
+        "--linger",
+        "30s",
     ]
     sampling = [
         "--temperature",
@@ -82,6 +86,7 @@ def test_register_sends_all_that_was_given(broker: ScriptedBroker) -> None:
         slots=2,
         priority=-3,
         ttl_s=60,
+        linger_s=30,
         sampling=Sampling(
             temperature=0,
             top_k=0,
@@ -158,6 +163,24 @@ def test_a_slow_load_shows_life_on_a_terminal(broker: ScriptedBroker) -> None:
 
 
 # --- the others -------------------------------------------------------------------------------
+
+
+def test_an_ephemeral_agent_stays_as_long_as_the_command(broker: ScriptedBroker) -> None:
+    command = [*CONDUCTOR, "register", "temp", "--model", "m", "--ephemeral", "--ttl-s", "90"]
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(
+        [*command, "--clients", broker.endpoint], stdout=pipe, stderr=pipe, text=True
+    )
+    assert process.stderr is not None
+    assert process.stderr.readline().startswith("temp stays until this command ends")
+    (message,) = broker.of(wire.Register)
+    assert (message.ephemeral, message.ttl_s) == (True, 90)
+    assert not broker.of(wire.Bye)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=30)
+    assert (process.returncode, err) == (0, "")
+    assert out.startswith("temp admitted on cpu in ")
+    eventually(lambda: len(broker.of(wire.Bye)) == 1, "it says good-bye")
 
 
 def test_unregister_and_reset(broker: ScriptedBroker, capsys: Any) -> None:
@@ -256,6 +279,6 @@ def test_watch_without_a_terminal_is_one_value_a_line(broker: ScriptedBroker) ->
         text=True,
         timeout=60,
     )
-    assert done.returncode == 1
+    assert done.returncode == 9
     values = [json.loads(line) for line in done.stdout.splitlines()[:3]]
     assert [value["version"] for value in values] == ["scripted"] * 3

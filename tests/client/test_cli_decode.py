@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -169,6 +170,34 @@ def test_it_ends_with_one_line_break_at_least(
     broker.pieces = pieces
     assert run(broker, "coder", "x") == 0
     assert capsys.readouterr().out == out
+
+
+def test_a_grammar_and_a_schema_come_from_files(
+    broker: ScriptedBroker, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    grammar, schema = tmp_path / "a.gbnf", tmp_path / "a.json"
+    grammar.write_text('root ::= "é"\n', "utf-8")
+    schema.write_text('{"type": "null"}')
+    assert run(broker, "coder", "x", "--grammar", str(grammar)) == 0
+    assert (sent(broker).grammar, sent(broker).json_schema) == ('root ::= "é"\n', None)
+    assert run(broker, "coder", "x", "--json-schema", str(schema)) == 0
+    assert (sent(broker).grammar, sent(broker).json_schema) == (None, {"type": "null"})
+    count = len(broker.of(wire.Decode))
+    (tmp_path / "latin").write_bytes(b"\xe9")
+    (tmp_path / "list").write_text("[]")
+    (tmp_path / "deep").write_text("[" * 100_000)
+    capsys.readouterr()
+    for flags, reason in [
+        (["--grammar", str(grammar), "--json-schema", str(schema)], "bad_flags"),
+        (["--grammar", str(tmp_path / "nothing")], "bad_input"),
+        (["--grammar", str(tmp_path / "latin")], "bad_input"),
+        (["--json-schema", str(grammar)], "bad_input"),
+        (["--json-schema", str(tmp_path / "list")], "bad_input"),
+        (["--json-schema", str(tmp_path / "deep")], "bad_input"),
+    ]:
+        assert run(broker, "coder", "x", *flags) == 8
+        assert f"({reason})" in capsys.readouterr().err
+    assert len(broker.of(wire.Decode)) == count, "nobody was asked"
 
 
 def test_json(broker: ScriptedBroker, capsys: Any) -> None:

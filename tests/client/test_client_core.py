@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TypeVar
 
 import pytest
@@ -22,6 +23,7 @@ from vram_conductor.client.effects import (
 )
 from vram_conductor.client.session import MS, Phase, Timing
 from vram_conductor.protocol import messages as wire
+from vram_conductor.protocol.base import Base
 from vram_conductor.protocol.errors import (
     Code,
     ConductorError,
@@ -34,7 +36,7 @@ from vram_conductor.protocol.errors import (
 from vram_conductor.protocol.values import Usage
 
 RID = bytes(range(16))
-M = TypeVar("M", bound=wire.Base)
+M = TypeVar("M", bound=Base)
 E = TypeVar("E")
 
 
@@ -61,7 +63,9 @@ class Driver:
             effects += self.core.handle(message, self.now_ns)
         return self.do(effects)
 
-    def welcome(self, epoch: int = 1, heartbeat_ms: int = 1_000) -> list[Effect]:
+    def welcome(
+        self, epoch: int = 1, heartbeat_ms: int = 1_000, features: Sequence[str] = ()
+    ) -> list[Effect]:
         return self.get(
             wire.Welcome(
                 v=(1, 0),
@@ -69,6 +73,7 @@ class Driver:
                 broker_epoch=epoch,
                 principal="local",
                 heartbeat_ms=heartbeat_ms,
+                features=list(features),
             )
         )
 
@@ -693,3 +698,33 @@ def test_an_answered_register_is_not_cancelled() -> None:
     it.sent()
     it.core.forget(RID, it.now_ns)
     assert it.sent() == []
+
+
+# --- features -----------------------------------------------------------------------------------
+
+
+def test_a_broker_that_would_ignore_a_grammar_is_not_asked() -> None:
+    driver = Driver()
+    driver.open()
+    [failed] = driver.decode(grammar="root ::= .")
+    assert isinstance(failed, Failed)
+    assert isinstance(failed.error, Unimplemented)
+    assert failed.error.reason == "no_structured_output"
+    assert driver.sent() == []
+    # Nor one that a waiting job gets to see first.
+    driver = Driver()
+    driver.decode(json_schema={"type": "null"})
+    driver.sent()
+    effects = driver.welcome()
+    assert [type(effect) for effect in effects] == [Opened, Failed]
+    assert driver.sent() == []
+
+
+def test_a_broker_that_follows_grammars_is_asked() -> None:
+    driver = Driver()
+    driver.decode(json_schema={"type": "null"})
+    driver.sent()
+    assert [type(effect) for effect in driver.welcome(features=["structured_output"])] == [Opened]
+    [decode] = driver.sent()
+    assert isinstance(decode, wire.Decode)
+    assert decode.json_schema == {"type": "null"}

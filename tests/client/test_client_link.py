@@ -13,6 +13,7 @@ from vram_conductor.client.link import Link
 from vram_conductor.client.session import Phase, Timing
 from vram_conductor.protocol import messages as wire
 from vram_conductor.protocol import sockets
+from vram_conductor.protocol.base import Base
 from vram_conductor.protocol.codec import BROKER_TO_CLIENT, CLIENT_TO_BROKER
 from vram_conductor.protocol.ids import new_rid
 from vram_conductor.protocol.values import Usage
@@ -39,7 +40,7 @@ def test_a_broker_that_leaves_is_heard_to_the_end(short_tmp: Path) -> None:
         hello = sockets.receive(listener.socket)
         assert hello is not None
         assert isinstance(CLIENT_TO_BROKER.decode(hello.frames)[0], wire.Hello)
-        words: list[wire.Base] = [
+        words: list[Base] = [
             wire.Welcome(
                 v=(1, 0), session="s", broker_epoch=1, principal="local", heartbeat_ms=2000
             )

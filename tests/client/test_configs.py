@@ -19,7 +19,12 @@ from vram_conductor.protocol.config import (
 )
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
-FILES = sorted(path for path in CONFIGS.glob("*.toml") if path.name != "models.toml")
+SPLIT = [CONFIGS / f"{part}.toml" for part in ("broker", "client", "worker")]
+"""Of a deployment over several hosts: each describes one host."""
+
+FILES = sorted(
+    path for path in CONFIGS.glob("*.toml") if path.name != "models.toml" and path not in SPLIT
+)
 
 
 def test_there_are_some() -> None:
@@ -48,6 +53,21 @@ def test_the_cpu_example_shows_the_defaults() -> None:
     config = load_config(CONFIGS / "cpu.toml")
     assert config.broker == Config().broker
     assert config.worker == Config().worker
+
+
+@pytest.mark.parametrize("path", SPLIT, ids=lambda path: path.name)
+def test_the_split_ones_agree_on_where_the_broker_is(path: Path) -> None:
+    text = path.read_text()
+    assert "docs/two-hosts.md" in text
+    assert f"--config configs/{path.name}" in text
+    config = load_config(path)
+    ports = {"clients": ":7800", "workers": ":7801"}
+    named = {name for name in ports if getattr(config.broker, name)}
+    assert named == {"broker": set(ports), "client": {"clients"}, "worker": {"workers"}}[path.stem]
+    for name in named:
+        assert getattr(config.broker, name).endswith(ports[name])
+    assert bool(config.client.key) == (path.stem == "client")
+    assert bool(config.worker.key) == (path.stem == "worker")
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)

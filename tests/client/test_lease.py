@@ -24,8 +24,8 @@ from vram_conductor.client import (
     OutOfRange,
     cli,
 )
-from vram_conductor.client.cli_lease import seconds
 from vram_conductor.client.renewal import Renewal
+from vram_conductor.client.time_argument import seconds
 from vram_conductor.protocol import limits
 from vram_conductor.protocol import messages as wire
 from vram_conductor.protocol.errors import Code, ErrorInfo
@@ -284,7 +284,8 @@ def test_a_refusal_on_the_command_line(broker: ScriptedBroker, capsys: Any) -> N
 
 
 @pytest.mark.parametrize(
-    ("text", "value"), [("90", 90), ("90s", 90), ("10m", 600), ("10 min", 600), ("1h", 3600)]
+    ("text", "value"),
+    [("90", 90), ("90s", 90), ("10m", 600), ("10 min", 600), ("1h", 3600), ("2d", 172800)],
 )
 def test_times(text: str, value: int) -> None:
     assert seconds(text) == value

@@ -11,11 +11,11 @@ from pathlib import Path
 import zmq
 
 from vram_conductor.protocol import sockets
+from vram_conductor.protocol.base import Base
 from vram_conductor.protocol.codec import BROKER_TO_CLIENT, CLIENT_TO_BROKER
 from vram_conductor.protocol.errors import Code, ErrorInfo
 from vram_conductor.protocol.messages import (
     Accepted,
-    Base,
     Bye,
     ClientMessage,
     Decode,

@@ -14,6 +14,7 @@ import pytest
 
 from vram_conductor.protocol import (
     commands,
+    conversations,
     errors,
     limits,
     messages,
@@ -108,7 +109,7 @@ MESSAGES = (
 )
 STRUCTS = {
     name: kind
-    for module in (values, errors, replies, status)
+    for module in (values, errors, replies, status, conversations)
     for name, kind in vars(module).items()
     if isinstance(kind, type)
     and issubclass(kind, msgspec.Struct)

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vram_conductor.protocol import codec, limits, messages, validate
+from vram_conductor.protocol.conversations import Fork, History
 from vram_conductor.protocol.errors import (
     ConductorError,
     InvalidArgument,
@@ -57,6 +58,10 @@ AMOUNTS = [
     (messages.Credit(rid=RID, ack=0, upto=0), "ack", 0, limits.SEQ_MAX),
     (messages.Credit(rid=RID, ack=0, upto=0), "upto", 0, limits.SEQ_MAX),
     (messages.Resume(rid=RID), "from_seq", 0, limits.SEQ_MAX),
+    (Fork(rid=RID, agent="a", to="b"), "expect_version", 0, limits.VERSION_MAX),
+    (History(rid=RID, agent="a"), "expect_version", 0, limits.VERSION_MAX),
+    (History(rid=RID, agent="a"), "from_turn", 0, limits.SEQ_MAX),
+    (History(rid=RID, agent="a"), "from_token", 0, limits.SEQ_MAX),
     (messages.Resume(rid=RID), "window", 0, limits.SEQ_MAX),
 ]
 
@@ -145,8 +150,14 @@ BAD_NAMES = [
         (DECODE, "agent"),
         (DECODE, "conversation"),
         (messages.Unregister(rid=RID, agent="a"), "agent"),
+        (messages.Unregister(rid=RID, agent="a"), "principal"),
         (messages.Reset(rid=RID, agent="a"), "agent"),
         (messages.Reset(rid=RID, agent="a"), "conversation"),
+        (Fork(rid=RID, agent="a", to="b"), "agent"),
+        (Fork(rid=RID, agent="a", to="b"), "conversation"),
+        (Fork(rid=RID, agent="a", to="b"), "to"),
+        (History(rid=RID, agent="a"), "agent"),
+        (History(rid=RID, agent="a"), "conversation"),
     ],
 )
 def test_names(base: msgspec.Struct, field: str) -> None:
@@ -230,6 +241,37 @@ def test_prompts_are_not_quoted_in_errors() -> None:
     assert "secret" not in repr(error.info)
     assert "secret" not in repr(refusal(changed(DECODE, prompt="secret\ud800")).info)
     assert "secret" not in repr(refusal(changed(DECODE, stop=["secret" * 100])).info)
+
+
+def test_what_the_answer_must_look_like() -> None:
+    longest = "é" * (limits.GRAMMAR_BYTES_MAX // 2)
+    deepest: dict[str, Any] = {}
+    for _ in range(limits.SCHEMA_NESTING_MAX - 1):
+        deepest = {"items": deepest}
+    good: list[dict[str, Any]] = [
+        {"grammar": longest},
+        {"json_schema": deepest},
+        {"json_schema": {}},
+    ]
+    for fields in good:
+        validate.check(changed(DECODE, **fields))
+        assert changed(DECODE, **fields).structured
+    assert not DECODE.structured
+    refused: list[tuple[dict[str, Any], str]] = [
+        ({"grammar": "x", "json_schema": {}}, "bad_input"),
+        ({"grammar": ""}, "bad_value"),
+        ({"grammar": longest + "x"}, "limit_exceeded"),
+        ({"grammar": "\ud800"}, "bad_value"),
+        ({"json_schema": {"items": deepest}}, "limit_exceeded"),
+        ({"json_schema": {"title": "x" * limits.GRAMMAR_BYTES_MAX}}, "limit_exceeded"),
+        ({"json_schema": {"const": math.inf}}, "bad_value"),
+        ({"json_schema": {"const": b"x"}}, "bad_value"),
+        ({"json_schema": {"properties": {1: {}}}}, "bad_value"),
+    ]
+    for bad, reason in refused:
+        error = refusal(changed(DECODE, **bad))
+        assert error.reason == reason, bad
+        assert error.details["field"] in ("grammar", "json_schema")
 
 
 def test_stop_and_bias() -> None:

@@ -113,3 +113,24 @@ def test_conversations_of_one_model_swap_beside_another_that_streams(
     driver.finish(stream)
     driver.leave()
     driver.lanes.close()
+
+
+@pytest.mark.parametrize("lanes", ["inline", "free"])
+def test_a_lane_does_not_go_on_behind_the_end_of_a_grammar(
+    engine: LlamaEngine, store: KVStore, lanes: LanesKind
+) -> None:
+    """Lanes compute ahead by themselves, but only where nothing but a count ends an answer."""
+    files = {"m": make_model(Spec(vocab="bytes"))}
+    driver = RealDriver(engine, files, store=store, lanes=lanes)
+    for name in ("anna", "bert"):
+        driver.load(name, "m", n_ctx=256)
+    words = [
+        driver.run(name, prompt="Say: ", max_tokens=100, grammar=f"root ::= [{name[0]}-z]{{7}}")
+        for name in ("anna", "bert")
+    ]
+    for attempt in driver.finish(*words):
+        assert attempt.done.usage.stop_reason == "grammar"
+        assert len(attempt.text) == 7
+        assert attempt.done.usage.generated_tokens == len(attempt.ids) <= 7
+    driver.leave()
+    driver.lanes.close()

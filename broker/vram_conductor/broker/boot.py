@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from vram_conductor.broker.agents.removal import Removal
+from vram_conductor.broker.agents.sweep import used_ns_of
 from vram_conductor.broker.errors import unconfigured_error
 from vram_conductor.broker.journal.records import AgentRegistered
 from vram_conductor.broker.journal.restored import Restored
@@ -36,25 +37,25 @@ def restore(state: State, restored: Restored, removal: Removal) -> None:
     """Bring back the agents and their conversations. They wait for their device's worker, which
     is asked whether they still fit."""
     for record in restored.agents.values():
-        agent = _agent(state, record)
+        agent = _agent(state, record, restored.used_unix_ns.get(record.agent))
         state.registry.add(agent)
-        removal.watch_idle(agent)
+        removal.restored(agent)
     for key, saved in restored.conversations.items():
         owner = state.registry.find(key.agent_key)
         if owner is not None:
             owner.conversations[key.conversation] = Conversation(
-                key, saved.version, saved.transcript
+                key, saved.version, saved.transcript, turns=saved.turns
             )
 
 
-def _agent(state: State, record: AgentRegistered) -> Agent:
+def _agent(state: State, record: AgentRegistered, used_unix_ns: int | None) -> Agent:
     agent = Agent(
         key=record.agent,
         spec=record.spec,
         device=record.device,
         model=record.model,
         state="waiting",
-        used_ns=state.now_ns,
+        used_ns=used_ns_of(used_unix_ns, state.now_ns, state.unix_ns()),
     )
     name = record.device
     if name not in state.devices:

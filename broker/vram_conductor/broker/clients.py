@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
 from vram_conductor.broker.agents.agent_desk import AgentDesk
 from vram_conductor.broker.agents.removal import Removal
+from vram_conductor.broker.conversations.conversation_desk import ConversationDesk
 from vram_conductor.broker.effects import SendClient
+from vram_conductor.broker.events import ClientMessageIn
 from vram_conductor.broker.jobs.job_desk import JobDesk
 from vram_conductor.broker.leases.lease_desk import LeaseDesk
+from vram_conductor.broker.permissions import check_role, revoked
 from vram_conductor.broker.report import status_report
 from vram_conductor.broker.sessions import FEATURES, Leave, Session, announced_limits
 from vram_conductor.broker.state import State
 from vram_conductor.broker.workers.welcome import VERSION
 from vram_conductor.protocol import validate
+from vram_conductor.protocol.conversations import Fork, History
 from vram_conductor.protocol.errors import ConductorError
 from vram_conductor.protocol.liveness import Liveness
 from vram_conductor.protocol.messages import (
@@ -47,26 +53,28 @@ class Clients:
         state: State,
         agents: AgentDesk,
         jobs: JobDesk,
+        conversations: ConversationDesk,
         removal: Removal,
         leases: LeaseDesk,
     ) -> None:
         self._state = state
         self._agents = agents
         self._jobs = jobs
+        self._conversations = conversations
         self._removal = removal
         self._leases = leases
 
-    def message(
-        self, peer: bytes, principal: str, same_user_ipc: bool, message: ClientMessage
-    ) -> None:
+    def message(self, event: ClientMessageIn) -> None:
         """One message of a client; what is wrong with it is answered with ERROR."""
+        peer, message = event.peer, event.message
         session = self._state.sessions.find(peer)
         if session is not None:
             session.liveness.heard(self._state.now_ns)
+            session.role = event.role
         try:
             validate.check(message)
             if isinstance(message, Hello):
-                self._hello(peer, principal, same_user_ipc)
+                self._hello(event)
             else:
                 self._request(self._state.sessions.get(peer), message)
         except ConductorError as error:
@@ -85,8 +93,15 @@ class Clients:
         self._state.log("info", "session_closed", session=session.session, how=how)
         self._agents.client_left(peer)
         self._jobs.client_left(session, how)
-        self._removal.session_ended(peer, session.ephemeral)
+        self._removal.session_ended(peer, session.ephemeral, how)
         self._leases.client_left(peer, session.leases)
+
+    def revoke(self, keys: Mapping[str, str]) -> None:
+        """Only these keys count from now on, each for its principal."""
+        for session in self._state.sessions:
+            if session.key and keys.get(session.key) != session.principal:
+                self.bad(session.peer, revoked())
+                self.left(session.peer, "revoked")
 
     def check_alive(self, peer: bytes) -> None:
         """The timer of a session."""
@@ -107,11 +122,12 @@ class Clients:
 
     # --- requests -----------------------------------------------------------------------------
 
-    def _hello(self, peer: bytes, principal: str, same_user_ipc: bool) -> None:
-        state = self._state
+    def _hello(self, event: ClientMessageIn) -> None:
+        state, peer, principal = self._state, event.peer, event.principal
         heartbeat_ms = state.config.broker.heartbeat_ms
         liveness = Liveness(state.now_ns, heartbeat_ms, pings=False)
-        session = state.sessions.open(peer, principal, same_user_ipc, liveness)
+        session = state.sessions.open(peer, principal, event.same_user_ipc, liveness)
+        session.role, session.key = event.role, event.key
         state.log("info", "session_opened", session=session.session, principal=principal)
         self._watch(session)
         state.to_client(
@@ -128,6 +144,7 @@ class Clients:
         )
 
     def _request(self, session: Session, message: ClientMessage) -> None:
+        check_role(session, message)
         match message:
             case Decode():
                 self._jobs.decode(session, message)
@@ -144,13 +161,18 @@ class Clients:
             case Unregister():
                 self._agents.unregister(session, message)
             case Reset():
-                self._agents.reset(session, message)
+                self._conversations.reset(session, message)
+            case Fork():
+                self._conversations.fork(session, message)
+            case History():
+                self._conversations.history(session, message)
             case Lease():
                 self._leases.lease(session, message)
             case List():
                 self._agents.list_agents(session, message)
             case Status():
-                report = status_report(self._state, session.principal)
+                whose = None if session.role == "admin" else session.principal
+                report = status_report(self._state, whose)
                 body = msgspec.to_builtins(report)
                 self._state.to_client(session.peer, Ok(rid=message.rid, body=body))
             case Bye():

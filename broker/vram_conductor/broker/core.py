@@ -16,6 +16,7 @@ from vram_conductor.broker.agents.reload import Reload
 from vram_conductor.broker.agents.removal import Removal
 from vram_conductor.broker.boot import configure, find_device, restore
 from vram_conductor.broker.clients import Clients
+from vram_conductor.broker.conversations.conversation_desk import ConversationDesk
 from vram_conductor.broker.drain import Drainage
 from vram_conductor.broker.effects import Effect
 from vram_conductor.broker.errors import no_worker_error
@@ -26,6 +27,7 @@ from vram_conductor.broker.events import (
     ClientMessageIn,
     Event,
     JournalTrouble,
+    KeysChanged,
     Shutdown,
     Tick,
     WorkerBad,
@@ -90,12 +92,13 @@ class Core:
         self._reload = Reload(
             state, commander, estimates, loading, self._agent_suspended, self._agent_returned
         )
-        self._removal = Removal(state, commander, loading, self._reload, attempts)
+        self._removal = Removal(state, loading, self._reload, attempts)
         agents = self._agents = AgentDesk(
             state, commander, asking, estimates, loading, self._reload, self._removal
         )
         self._leases = LeaseDesk(state, commander)
-        self._clients = Clients(state, agents, self._jobs, self._removal, self._leases)
+        talks = ConversationDesk(state, commander, self._reload.reconsider)
+        self._clients = Clients(state, agents, self._jobs, talks, self._removal, self._leases)
         self._samples = Samples(state, commander)
         hooks = WorkerHooks(self._worker_welcomed, self._worker_lost, self._reported)
         self._workers = Workers(state, commander, lambda ready: find_device(state, ready), hooks)
@@ -115,8 +118,8 @@ class Core:
         match event:
             case WorkerMessageIn(peer=peer, message=command, raw=raw):
                 self._workers.message(peer, command, raw)
-            case ClientMessageIn(peer=peer, message=request):
-                self._clients.message(peer, event.principal, event.same_user_ipc, request)
+            case ClientMessageIn():
+                self._clients.message(event)
             case Tick():
                 for key in state.timers.due(state.now_ns):
                     self._expire(key)
@@ -134,6 +137,9 @@ class Core:
                 self._workers.gone(peer)
             case Shutdown(drain_ms=drain_ms):
                 self._drainage.start(drain_ms)
+            case KeysChanged(quotas=quotas, keys=keys):
+                state.quotas = quotas
+                self._clients.revoke(keys)
             case JournalTrouble(why=why):
                 state.journal_trouble = why
         self._settle()
@@ -226,5 +232,7 @@ class Core:
                 self._drainage.give_up()
             case ("ttl", AgentKey()):
                 self._removal.idle(who)
+            case ("grace", AgentKey()):
+                self._removal.grace_over(who)
             case _:
                 raise AssertionError(f"unknown timer {what}")

@@ -97,6 +97,17 @@ def stale_error(device: str) -> ErrorInfo:
     )
 
 
+def version_error(conversation: str, expected: int, version: int) -> ErrorInfo:
+    """The conversation is not what the client takes it for."""
+    return ErrorInfo(
+        Code.ABORTED,
+        "version_mismatch",
+        f"conversation {conversation!r} has version {version}, not {expected}: somebody (or an "
+        "earlier try of yours) changed it; look, then resend",
+        details={"expected": expected, "version": version},
+    )
+
+
 def draining_error() -> ErrorInfo:
     """The broker is leaving."""
     return ErrorInfo(

@@ -6,10 +6,12 @@ separate sockets, so the same bytes may name one of each.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from vram_conductor.protocol.commands import FromWorker
 from vram_conductor.protocol.errors import ConductorError
+from vram_conductor.protocol.keys import Quota, Role
 from vram_conductor.protocol.messages import ClientMessage
 
 
@@ -21,12 +23,16 @@ class ClientMessageIn:
         principal: who the transport says the peer is.
         same_user_ipc: the peer is on this machine and has this user's rights, so it may name
             model files by path.
+        role: what the peer may do, now.
+        key: the public half of its key; empty where it needs none.
     """
 
     peer: bytes
     principal: str
     same_user_ipc: bool
     message: ClientMessage
+    role: Role = "owner"
+    key: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +99,15 @@ class Shutdown:
 
 
 @dataclass(frozen=True, slots=True)
+class KeysChanged:
+    """The keys that count from now on, each with its principal, and the quotas of principals.
+    Sessions of other keys are over."""
+
+    quotas: Mapping[str, Quota]
+    keys: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
 class JournalTrouble:
     """The disk does not take the journal: ``why`` says so in STATUS. Empty: it does again."""
 
@@ -109,5 +124,6 @@ Event = (
     | WorkerGone
     | Tick
     | Shutdown
+    | KeysChanged
     | JournalTrouble
 )

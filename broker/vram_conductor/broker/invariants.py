@@ -115,6 +115,10 @@ def _validate_sessions(state: State) -> None:
             agent = state.registry.find(key)
             assert agent is not None
             assert session.peer in agent.owners
+    for agent in state.registry:
+        if agent.spec.ephemeral:
+            assert agent.owners or ("grace", agent.key) in state.timers
+        assert (agent.spec.ttl_s is not None) == (("ttl", agent.key) in state.timers)
 
 
 def _validate_leases(state: State) -> None:

@@ -6,12 +6,15 @@ cache that a worker may or may not have.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from vram_conductor.broker.conversations.copying import Copying
+from vram_conductor.broker.conversations.turns import Turns
 from vram_conductor.broker.journal.records import AgentSpec
 from vram_conductor.broker.journal.restored import ID_BYTES
 from vram_conductor.protocol import limits
+from vram_conductor.protocol.conversations import Turn
 from vram_conductor.protocol.errors import ErrorInfo, NotFound, ResourceExhausted
 from vram_conductor.protocol.status import AgentState
 from vram_conductor.protocol.values import AgentKey, ConversationKey, ModelInfo
@@ -26,6 +29,8 @@ class Conversation:
         transcript: token ids, 4 bytes each.
         running: id of the job that the worker has, None if there is none.
         queued: number of jobs that wait behind it.
+        turns: what was said.
+        copying: the FORK that made it, if one did.
     """
 
     key: ConversationKey
@@ -33,6 +38,8 @@ class Conversation:
     transcript: bytearray = field(default_factory=bytearray)
     running: int | None = None
     queued: int = 0
+    turns: Turns = field(default_factory=Turns)
+    copying: Copying | None = None
 
     @property
     def tokens(self) -> int:
@@ -42,15 +49,19 @@ class Conversation:
     def busy(self) -> bool:
         return self.running is not None or self.queued > 0
 
-    def commit(self, keep: int, ids: bytes) -> None:
-        """transcript = transcript[:keep] + ids; one version further."""
+    def commit(
+        self, keep: int, ids: bytes, keep_turns: int = 0, turns: Sequence[Turn] = ()
+    ) -> None:
+        """transcript = transcript[:keep] + ids, and likewise the turns; one version further."""
         del self.transcript[keep * ID_BYTES :]
         self.transcript += ids
+        self.turns.commit(keep_turns, turns)
         self.version += 1
 
     def clear(self) -> None:
         """Forget the tokens. The version still grows, so that a resend is noticed."""
         self.transcript = bytearray()
+        self.turns = Turns()
         self.version += 1
 
 

@@ -44,6 +44,7 @@ def status_report(state: State, principal: str | None) -> StatusReport:
         jobs=[_job(state, job, principal) for job in live],
         jobs_done=state.jobs.done,
         jobs_failed=state.jobs.failed,
+        sweep=state.sweeps.status(state.now_ns, principal),
     )
 
 
@@ -92,6 +93,7 @@ def _agent(state: State, agent: Agent, sharing: list[str], running: int) -> Agen
         rollback=agent.model.rollback,
         ephemeral=agent.spec.ephemeral,
         ttl_s=agent.spec.ttl_s,
+        linger_s=agent.spec.linger_s,
         idle_ms=0 if agent.busy else (state.now_ns - agent.used_ns) // MS,
         reason=agent.reason,
         conversations=_conversations(agent, device),
@@ -161,6 +163,7 @@ def _device(state: State, device: Device, principal: str | None) -> DeviceStatus
         absent_ms=0 if link else (state.now_ns - device.absent_ns) // MS,
         swaps=report.swaps if report else 0,
         rates=report.rates if report else {},
+        lingered=report.lingered if report else 0,
     )
 
 

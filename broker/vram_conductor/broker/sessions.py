@@ -7,17 +7,27 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from vram_conductor.broker.ledger.decisions import LeaseKey
-from vram_conductor.protocol import limits
+from vram_conductor.protocol import limits, structure
 from vram_conductor.protocol.config import BrokerConfig
 from vram_conductor.protocol.errors import FailedPrecondition, ResourceExhausted
+from vram_conductor.protocol.keys import Role
 from vram_conductor.protocol.liveness import Liveness
 from vram_conductor.protocol.values import AgentKey
 
-FEATURES = ["credit", "resume", "cancel", "detach", "lease"]
+FEATURES = [
+    "credit",
+    "resume",
+    "cancel",
+    "detach",
+    "lease",
+    "linger",
+    "conversations",
+    structure.FEATURE,
+]
 
-Leave = Literal["bye", "dead", "lost"]
-"""How a session ends: BYE; the client's process has ended; anything else, so that the client may
-come back."""
+Leave = Literal["bye", "revoked", "dead", "lost"]
+"""How a session ends: BYE; its key was revoked; the client's process has ended; anything else, so
+that the client may come back."""
 
 
 @dataclass(slots=True)
@@ -28,6 +38,8 @@ class Session:
         jobs: numbers of the jobs whose output it receives.
         ephemeral: agents that go when it ends. ``leases``: leases that do.
         behind: it does not read as fast as it is sent to.
+        role: what it may do; may change with the list of keys.
+        key: the public half of its key; empty where it needs none.
     """
 
     peer: bytes
@@ -39,6 +51,8 @@ class Session:
     ephemeral: set[AgentKey] = field(default_factory=set)
     leases: set[LeaseKey] = field(default_factory=set)
     behind: bool = False
+    role: Role = "owner"
+    key: str = ""
 
 
 class Sessions:
@@ -110,6 +124,8 @@ def announced_limits(config: BrokerConfig) -> dict[str, int]:
         "stop_strings_max": limits.STOP_STRINGS_MAX,
         "stop_string_chars_max": limits.STOP_STRING_CHARS_MAX,
         "logit_bias_max": limits.LOGIT_BIAS_MAX,
+        "grammar_bytes_max": limits.GRAMMAR_BYTES_MAX,
+        "schema_nesting_max": limits.SCHEMA_NESTING_MAX,
         "n_ctx_max": limits.N_CTX_MAX,
         "slots_max": limits.SLOTS_MAX,
         "agents_per_principal_max": limits.AGENTS_PER_PRINCIPAL_MAX,
@@ -126,7 +142,7 @@ def announced_limits(config: BrokerConfig) -> dict[str, int]:
 
 def orphan_ms(config: BrokerConfig, how: Leave) -> int:
     """How long a running job outlives its session; 0: not at all."""
-    if how == "bye":
+    if how in ("bye", "revoked"):
         return 0
     if config.orphan_ms is not None:
         return config.orphan_ms

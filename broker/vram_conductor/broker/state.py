@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+from vram_conductor.broker.agents.sweep import SweepLog
 from vram_conductor.broker.effects import Append, Effect, Log, SendClient, SendWorker
 from vram_conductor.broker.jobs.job import Job, JobTable
 from vram_conductor.broker.jobs.queue import JobQueue
-from vram_conductor.broker.journal.records import Record
+from vram_conductor.broker.journal.records import AgentUsed, Record
 from vram_conductor.broker.leases.tenure import Tenure
 from vram_conductor.broker.ledger.decisions import LeaseKey
-from vram_conductor.broker.registry import Registry
+from vram_conductor.broker.registry import Agent, Registry
 from vram_conductor.broker.sessions import Sessions
 from vram_conductor.broker.timers import Timers
 from vram_conductor.broker.workers.devices import Device
 from vram_conductor.protocol.commands import ToWorker
 from vram_conductor.protocol.config import Config
 from vram_conductor.protocol.errors import ErrorInfo
+from vram_conductor.protocol.keys import Quota
 from vram_conductor.protocol.messages import BrokerMessage, Error
 
 MS = 1_000_000
@@ -51,11 +53,14 @@ class State:
         self.sessions = Sessions(broker_epoch)
         self.devices: dict[str, Device] = {}
         self.registry = Registry()
+        self.sweeps = SweepLog()
         self.jobs = JobTable()
         self.queue: JobQueue[Job] = JobQueue(
             config.broker.queued_jobs_max, config.broker.queued_jobs_per_agent_max
         )
         self.leases: dict[LeaseKey, Tenure] = {}
+        self.quotas: Mapping[str, Quota] = {}
+        """Of principals that have one."""
         self.draining = False
         self.journal_trouble = ""
         self.dispatch_due: set[str] = set()
@@ -81,6 +86,12 @@ class State:
     def unix_ns(self) -> int:
         """The time of day, for what has to make sense to the next broker."""
         return self.now_ns + self._unix_offset_ns
+
+    def used(self, agent: Agent) -> None:
+        """The agent is used now; the next broker has to know it where that decides something."""
+        agent.used_ns = self.now_ns
+        if agent.spec.ttl_s is not None:
+            self.append(AgentUsed(agent=agent.key, used_unix_ns=self.unix_ns()))
 
     def forget_lease(self, tenure: Tenure) -> None:
         """A lease is over, pending or held: jobs and agents may find room."""

@@ -23,6 +23,7 @@ from vram_conductor.client.aio_agent import AsyncAgent
 from vram_conductor.client.aio_lease import AsyncLease
 from vram_conductor.client.aio_reply import AsyncReply
 from vram_conductor.client.effects import News, Queued
+from vram_conductor.client.history import History
 from vram_conductor.client.lease import Lease
 from vram_conductor.client.reply import Reply, Result
 from vram_conductor.client.requests import (
@@ -32,6 +33,7 @@ from vram_conductor.client.requests import (
     SamplingOptions,
 )
 from vram_conductor.client.sync import Conductor
+from vram_conductor.protocol.conversations import ForkReceipt, Turn
 from vram_conductor.protocol.errors import (
     Aborted,
     AlreadyExists,
@@ -74,6 +76,8 @@ __all__ = [
     "DecodeOptions",
     "ErrorInfo",
     "FailedPrecondition",
+    "ForkReceipt",
+    "History",
     "Internal",
     "InvalidArgument",
     "Lease",
@@ -94,6 +98,7 @@ __all__ = [
     "SamplingOptions",
     "StatusReport",
     "Swap",
+    "Turn",
     "Unauthenticated",
     "Unavailable",
     "Unimplemented",

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Unpack
 
+from vram_conductor.client.history import History
 from vram_conductor.client.reply import Reply
 from vram_conductor.client.requests import DecodeOptions, Messages, TokenIds, chat_input
+from vram_conductor.protocol.conversations import ForkReceipt
 from vram_conductor.protocol.limits import DEFAULT_CONVERSATION
 from vram_conductor.protocol.status import AgentStatus
 
@@ -97,6 +99,26 @@ class Agent:
     def reset(self, conversation: str = DEFAULT_CONVERSATION) -> int:
         """Forget a conversation; the agent stays. Returns its version. Raises NotFound."""
         return self._conductor.reset(self.name, conversation)
+
+    def forget(self, conversation: str) -> None:
+        """Forget a conversation and its name. Raises NotFound if the agent is gone."""
+        self._conductor.forget(self.name, conversation)
+
+    def fork(
+        self,
+        to: str,
+        *,
+        conversation: str = DEFAULT_CONVERSATION,
+        expect_version: int | None = None,
+    ) -> ForkReceipt:
+        """Begin the conversation ``to`` as a copy of another; see ``Conductor.fork``."""
+        return self._conductor.fork(
+            self.name, to, conversation=conversation, expect_version=expect_version
+        )
+
+    def history(self, conversation: str = DEFAULT_CONVERSATION, *, ids: bool = False) -> History:
+        """What was said in a conversation; see ``Conductor.history``."""
+        return self._conductor.history(self.name, conversation, ids=ids)
 
     def unregister(self) -> None:
         """Remove the agent and its conversations. Raises NotFound."""

@@ -11,13 +11,14 @@ from types import TracebackType
 from typing import Any, Self, Unpack
 
 from vram_conductor.client.aio_agent import AsyncAgent
+from vram_conductor.client.aio_conversing import AsyncConversing
 from vram_conductor.client.aio_lease import AsyncLease
 from vram_conductor.client.aio_reply import AsyncReply
 from vram_conductor.client.answers import typed, typed_agent
 from vram_conductor.client.calls import CallMessage, call_key
 from vram_conductor.client.core import ClientCore
 from vram_conductor.client.effects import Answered, Failed, News, RequestEffect
-from vram_conductor.client.endpoint import default_endpoint
+from vram_conductor.client.endpoint import KeyPath, default_endpoint, key_for
 from vram_conductor.client.link import Link
 from vram_conductor.client.loop_link import LoopLink
 from vram_conductor.client.renewal import Renewal
@@ -31,20 +32,18 @@ from vram_conductor.client.requests import (
     build_lease,
     build_register,
     build_release,
-    build_reset,
     build_unregister,
     checked_timeout_ms,
+    timing,
 )
-from vram_conductor.client.session import Timing
 from vram_conductor.client.sync import LEASE_TIMEOUT_S, REGISTER_TIMEOUT_S
 from vram_conductor.protocol import messages as wire
 from vram_conductor.protocol.errors import FailedPrecondition, error_from_info
 from vram_conductor.protocol.ids import new_rid
-from vram_conductor.protocol.limits import DEFAULT_CONVERSATION
 from vram_conductor.protocol.status import AgentList, AgentStatus, LeaseStatus, StatusReport
 
 
-class AsyncConductor:
+class AsyncConductor(AsyncConversing):
     """A connection to the broker, for one asyncio event loop.
 
     Open it with ``async with`` (or :meth:`connect` and :meth:`close`). It survives a lost
@@ -66,17 +65,17 @@ class AsyncConductor:
         self,
         endpoint: str | None = None,
         *,
+        key: KeyPath | None = None,
         timeout_s: float = 30.0,
         connect_timeout_s: float = 5.0,
         reconnect_s: float = 15.0,
         client: str = "vram-conductor python asyncio",
     ) -> None:
         self.endpoint = endpoint or default_endpoint()
+        self._key = key_for(self.endpoint, key)
         self._timeout_ms = checked_timeout_ms("timeout_s", timeout_s)
         self._connect_ms = checked_timeout_ms("connect_timeout_s", connect_timeout_s)
-        reconnect_ms = checked_timeout_ms("reconnect_s", reconnect_s)
-        timing = Timing(connect_ms=self._connect_ms, reconnect_ms=reconnect_ms)
-        self._core = ClientCore(self.endpoint, client, timing)
+        self._core = ClientCore(self.endpoint, client, timing(connect_timeout_s, reconnect_s))
         self._link: LoopLink | None = None
         self._ping_numbers = itertools.count(1)
 
@@ -103,7 +102,7 @@ class AsyncConductor:
             InvalidArgument: ``bad_endpoint``.
         """
         if self._link is None:
-            self._link = LoopLink(Link(self._core, self.endpoint))
+            self._link = LoopLink(Link(self._core, self.endpoint, self._key))
             weakref.finalize(self, self._link.close_from_anywhere)
         try:
             await self._call(wire.Ping(n=next(self._ping_numbers)), self._connect_ms)
@@ -129,14 +128,9 @@ class AsyncConductor:
         """A handle of an agent that is registered already. Asks nobody."""
         return AsyncAgent(self, name, None)
 
-    async def unregister(self, agent: str) -> None:
+    async def unregister(self, agent: str, *, principal: str | None = None) -> None:
         """Remove an agent; see ``Conductor.unregister``."""
-        await self._call(build_unregister(new_rid(), agent))
-
-    async def reset(self, agent: str, conversation: str = DEFAULT_CONVERSATION) -> int:
-        """Forget a conversation; see ``Conductor.reset``."""
-        body = await self._call(build_reset(new_rid(), agent, conversation))
-        return int(body.get("version", 0))
+        await self._call(build_unregister(new_rid(), agent, principal))
 
     def lease(
         self,

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Unpack
 
 from vram_conductor.client.aio_reply import AsyncReply
+from vram_conductor.client.history import History
 from vram_conductor.client.requests import DecodeOptions, Messages, TokenIds, chat_input
+from vram_conductor.protocol.conversations import ForkReceipt
 from vram_conductor.protocol.limits import DEFAULT_CONVERSATION
 from vram_conductor.protocol.status import AgentStatus
 
@@ -64,6 +66,28 @@ class AsyncAgent:
     async def reset(self, conversation: str = DEFAULT_CONVERSATION) -> int:
         """Forget a conversation; the agent stays. Returns its version. Raises NotFound."""
         return await self._conductor.reset(self.name, conversation)
+
+    async def forget(self, conversation: str) -> None:
+        """Forget a conversation and its name. Raises NotFound if the agent is gone."""
+        await self._conductor.forget(self.name, conversation)
+
+    async def fork(
+        self,
+        to: str,
+        *,
+        conversation: str = DEFAULT_CONVERSATION,
+        expect_version: int | None = None,
+    ) -> ForkReceipt:
+        """Begin the conversation ``to`` as a copy of another; see ``AsyncConductor.fork``."""
+        return await self._conductor.fork(
+            self.name, to, conversation=conversation, expect_version=expect_version
+        )
+
+    async def history(
+        self, conversation: str = DEFAULT_CONVERSATION, *, ids: bool = False
+    ) -> History:
+        """What was said in a conversation; see ``AsyncConductor.history``."""
+        return await self._conductor.history(self.name, conversation, ids=ids)
 
     async def unregister(self) -> None:
         """Remove the agent and its conversations. Raises NotFound."""

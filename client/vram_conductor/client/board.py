@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vram_conductor.client.board_agents import render_agents, who
+from vram_conductor.client.board_agents import render_agents, render_sweep, who
 from vram_conductor.client.text import bar, duration, plural, size, table, wrapped
 from vram_conductor.protocol.status import (
     DeviceStatus,
@@ -50,6 +50,8 @@ def _head(report: StatusReport, width: int) -> str:
     if report.journal_trouble:
         trouble = f"! agents and conversations are not saved now: {report.journal_trouble}"
         lines.append(wrapped(trouble, width, hanging=2))
+    if (swept := render_sweep(report.sweep)) is not None:
+        lines.append(wrapped(swept, width, hanging=2))
     if not report.devices:
         lines.append("no device: add a [[device]] section to the configuration")
     return "\n".join(lines)
@@ -69,6 +71,9 @@ def _device(device: DeviceStatus, width: int) -> str:
     lines += [wrapped(_lease(lease), width, 2, 2) for lease in device.leases]
     lines.append(wrapped(_memory(device), width, 2, 2))
     pinned_bytes = sum(x.bytes for x in device.parked if x.key.startswith("pinned:"))
+    if device.lingered:
+        text = f"weights left {plural(device.lingered, 'time')} because nobody used them"
+        lines.append(wrapped(text, width, 2, 2))
     parked = size(sum(x.bytes for x in device.parked) - pinned_bytes)
     host = device.host
     spare = " (with room to write the next state beside the last)" if host.promised_bytes else ""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from vram_conductor.client.text import size, table, wrapped
+from vram_conductor.client.text import duration, plural, size, table, wrapped
 from vram_conductor.protocol.limits import DEFAULT_CONVERSATION
-from vram_conductor.protocol.status import AgentStatus, ConversationStatus
+from vram_conductor.protocol.status import AgentStatus, ConversationStatus, SweepStatus
 
 CONVERSATIONS_SHOWN_MAX = 4
 """Per agent; the rest is counted. ``--json`` has them all."""
+
+SWEPT_SHOWN_MAX = 3
 
 _KV = {"slot": "in slot", "parked": "parked", "absent": "gone"}
 _HEADER = ["agent", "model", "device", "state", "n_ctx", "tokens", "KV", "parked"]
@@ -24,10 +26,13 @@ def render_agents(agents: list[AgentStatus], width: int = 100) -> str:
     if not agents:
         return "no agents; add one with: conductor register NAME --model MODEL"
     rows, notes = [], []
+    several = len({agent.principal for agent in agents}) > 1
     for agent in agents:
-        rows += _rows(agent)
+        # An admin sees everybody's, and two may have the same name.
+        name = f"{agent.principal}: {agent.agent}" if several else agent.agent
+        rows += _rows(agent, name)
         if agent.reason is not None:
-            notes.append(f"! {agent.agent} is {agent.state}: {agent.reason.message}")
+            notes.append(f"! {name} is {agent.state}: {agent.reason.message}")
     header, right = list(_HEADER), [_TOKENS, _PARKED]
     if len({agent.device for agent in agents}) == 1:
         for row in (header, *rows):
@@ -39,12 +44,31 @@ def render_agents(agents: list[AgentStatus], width: int = 100) -> str:
     return "\n".join([drawn, *(wrapped(note, width, hanging=2) for note in notes)])
 
 
-def _rows(agent: AgentStatus) -> list[list[str]]:
+def render_sweep(sweep: SweepStatus) -> str | None:
+    """Which agents went by themselves; None: none did."""
+    counts = {
+        "with their session": sweep.session_ended,
+        "whose client did not come back": sweep.not_back,
+        "idle": sweep.idle,
+    }
+    total = sum(counts.values())
+    if not total:
+        return None
+    why = ", ".join(f"{count} {text}" for text, count in counts.items() if count)
+    shown = [
+        f"{swept.agent} ({swept.reason}, {duration(swept.age_ms)} ago)"
+        for swept in sweep.last[:SWEPT_SHOWN_MAX]
+    ]
+    last = f"; last: {', '.join(shown)}" if shown else ""
+    return f"{plural(total, 'agent')} unregistered without being asked: {why}{last}"
+
+
+def _rows(agent: AgentStatus, name: str) -> list[list[str]]:
     """The agent with its main conversation, then its other conversations."""
     conversations = {item.conversation: item for item in agent.conversations}
     main = conversations.pop(DEFAULT_CONVERSATION, None)
     kv_type = "" if agent.kv_type == "f16" else f" {agent.kv_type}"
-    facts = [agent.agent, agent.model, agent.device, agent.state, f"{agent.n_ctx}{kv_type}"]
+    facts = [name, agent.model, agent.device, agent.state, f"{agent.n_ctx}{kv_type}"]
     known = agent.state in ("ready", "suspended")
     rows = [facts + _kv(main, known)]
     shown = list(conversations.values())[:CONVERSATIONS_SHOWN_MAX]

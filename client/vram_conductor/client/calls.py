@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from vram_conductor.client.effects import Answered, Failed, News, RequestEffect, Warn
 from vram_conductor.client.session import MS
+from vram_conductor.protocol.conversations import Fork, History
 from vram_conductor.protocol.errors import (
     Code,
     ConductorError,
@@ -28,7 +29,7 @@ from vram_conductor.protocol.messages import (
     Unregister,
 )
 
-CallMessage = Register | Unregister | List | Status | Reset | Lease | Ping
+CallMessage = Register | Unregister | List | Status | Reset | Fork | History | Lease | Ping
 Answer = Ok | Error | Progress | Pong
 
 

@@ -15,8 +15,10 @@ from typing import Any, NoReturn
 from vram_conductor.client import (
     cli_agents,
     cli_bench,
+    cli_conversations,
     cli_decode,
     cli_demo,
+    cli_keys,
     cli_lease,
     cli_models,
     cli_run,
@@ -40,14 +42,16 @@ _EXIT: dict[Code, int] = {
     Code.RESOURCE_EXHAUSTED: 7,
     Code.INVALID_ARGUMENT: 8,
     Code.OUT_OF_RANGE: 8,
+    Code.PERMISSION_DENIED: 9,
+    Code.UNAUTHENTICATED: 9,
 }
 
 _EPILOG = """\
 exit codes:
-  0 done               4 not found           7 busy or full, try later
-  1 failed             5 exists already      8 invalid input
-  2 wrong usage        6 nobody answers    130 interrupted (Ctrl-C)
-  3 refused by the ledger                  143 terminated
+  0 done                   4 not found         8 invalid input
+  1 failed                 5 exists already    9 not allowed (key or role)
+  2 wrong usage            6 nobody answers  130 interrupted (Ctrl-C)
+  3 refused by the ledger  7 busy or full    143 terminated
   64-78: the broker or a worker cannot run (sysexits.h); `up` passes it on
 
 a first session:
@@ -104,7 +108,9 @@ def parser() -> argparse.ArgumentParser:
         cli_run,
         cli_agents,
         cli_decode,
+        cli_conversations,
         cli_lease,
+        cli_keys,
         cli_models,
         doctor,
         cli_demo,

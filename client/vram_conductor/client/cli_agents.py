@@ -1,9 +1,11 @@
-"""``conductor`` commands about agents: status, list, register, unregister, reset."""
+"""``conductor`` commands about agents: status, list, register, unregister."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
+import threading
 import time
 from typing import Any
 
@@ -17,8 +19,8 @@ from vram_conductor.client.output import Output
 from vram_conductor.client.requests import RegisterOptions
 from vram_conductor.client.sync import Conductor
 from vram_conductor.client.text import duration, size
+from vram_conductor.client.time_argument import seconds
 from vram_conductor.protocol.config import client_endpoint, load_config, overlay
-from vram_conductor.protocol.limits import DEFAULT_CONVERSATION
 from vram_conductor.protocol.status import AgentStatus
 
 SAMPLING: dict[str, tuple[type, str]] = {
@@ -59,17 +61,15 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         "unregister", parents=[talk], help="remove an agent and its conversations"
     )
     gone.add_argument("agent", metavar="AGENT")
+    gone.add_argument("--principal", help="whose, for an admin (default: yours)")
     gone.set_defaults(run=_unregister)
-    reset = commands.add_parser("reset", parents=[talk], help="forget a conversation")
-    reset.add_argument("agent", metavar="AGENT")
-    reset.add_argument("--conversation", metavar="NAME", default=DEFAULT_CONVERSATION)
-    reset.set_defaults(run=_reset)
 
 
 def talking(common: argparse.ArgumentParser) -> argparse.ArgumentParser:
     """The flags of every command that talks to a broker."""
     talk = argparse.ArgumentParser(add_help=False, parents=[common])
     talk.add_argument("--clients", metavar="ENDPOINT", help="the broker (default: this box's)")
+    talk.add_argument("--key", metavar="FILE", help="key file, for a broker over tcp")
     return talk
 
 
@@ -107,9 +107,34 @@ def _add_register(commands: Any, talk: argparse.ArgumentParser) -> None:
     register.add_argument(
         "--priority", type=int, default=0, metavar="N", help="-100 to 100, higher runs first"
     )
-    register.add_argument("--ttl-s", type=int, metavar="S", help="unregister after idle seconds")
+    _add_ends(register)
     add_sampling(register)
     register.set_defaults(run=_register)
+
+
+def _add_ends(register: argparse.ArgumentParser) -> None:
+    """When an agent goes by itself."""
+    register.add_argument(
+        "--ephemeral",
+        action="store_true",
+        help="only as long as this command runs, which waits: Ctrl-C unregisters the agent",
+    )
+    register.add_argument(
+        "--ttl",
+        "--ttl-s",
+        dest="ttl_s",
+        type=seconds,
+        metavar="TIME",
+        help="unregister it when it has been idle for so long, for example 90s, 10m, 1h",
+    )
+    register.add_argument(
+        "--linger",
+        dest="linger_s",
+        type=seconds,
+        metavar="TIME",
+        help="the weights leave the device so long after the last job (they come back with the "
+        "next), and stay for so long after the last agent has gone",
+    )
 
 
 def add_sampling(command: argparse.ArgumentParser) -> None:
@@ -122,11 +147,12 @@ def add_sampling(command: argparse.ArgumentParser) -> None:
 
 def connect(args: argparse.Namespace) -> Conductor:
     """A connection to the broker that the flags, the environment or the configuration name."""
-    endpoint = args.clients
-    if endpoint is None and args.config:
+    endpoint, key = args.clients, args.key
+    if args.config:
         config = overlay(load_config(find_config(args.config)), os.environ)
-        endpoint = client_endpoint(config.broker)
-    return Conductor(endpoint, client="conductor")
+        endpoint = endpoint or client_endpoint(config.broker)
+        key = key or config.client.key
+    return Conductor(endpoint, key=key, client="conductor")
 
 
 def given(args: argparse.Namespace, names: list[str]) -> dict[str, Any]:
@@ -156,25 +182,39 @@ def _list(args: argparse.Namespace, output: Output) -> int:
 
 
 def _register(args: argparse.Namespace, output: Output) -> int:
-    names = ["n_ctx", "device", "kv_type", "slots", "priority", "ttl_s", *SAMPLING]
+    names = ["n_ctx", "device", "kv_type", "slots", "priority", "ttl_s", "linger_s", *SAMPLING]
     options: RegisterOptions = given(args, names)  # type: ignore[assignment]
+    if args.ephemeral:
+        options["ephemeral"] = True
     with connect(args) as conductor:
         began = time.monotonic()
         with output.waiting(f"asking for {args.agent}") as waiting:
             info = _admitted(conductor, args, options, output, waiting)
-        took = duration(1000 * (time.monotonic() - began))
-    output.value(info)
-    if info is not None:
-        shared = f", shared with {', '.join(info.shared_with)}" if info.shared_with else ""
-        estimate = " (an estimate: it is made at first use)" if info.unmeasured else ""
-        output.text(
-            f"{info.agent} admitted on {info.device} in {took}: {info.model}, n_ctx {info.n_ctx}, "
-            f"KV {info.kv_type}\n"
-            f"  weights       {size(info.weights_bytes)}{shared}\n"
-            f"  pool          {size(info.pool_bytes)}{estimate}\n"
-            f"  parked state  {size(info.state_bytes)} at most, in shared memory"
-        )
+        output.value(info)
+        if info is not None:
+            output.text(_facts(info, duration(1000 * (time.monotonic() - began))))
+        if args.ephemeral:
+            _hold(args.agent, output)
     return 0
+
+
+def _facts(info: AgentStatus, took: str) -> str:
+    shared = f", shared with {', '.join(info.shared_with)}" if info.shared_with else ""
+    estimate = " (an estimate: it is made at first use)" if info.unmeasured else ""
+    return (
+        f"{info.agent} admitted on {info.device} in {took}: {info.model}, n_ctx {info.n_ctx}, "
+        f"KV {info.kv_type}\n"
+        f"  weights       {size(info.weights_bytes)}{shared}\n"
+        f"  pool          {size(info.pool_bytes)}{estimate}\n"
+        f"  parked state  {size(info.state_bytes)} at most, in shared memory"
+    )
+
+
+def _hold(agent: str, output: Output) -> None:
+    """Wait until somebody has had enough."""
+    with contextlib.suppress(KeyboardInterrupt):
+        output.news(f"{agent} stays until this command ends: Ctrl-C unregisters it")
+        threading.Event().wait()
 
 
 def _admitted(
@@ -199,15 +239,7 @@ def _admitted(
 
 def _unregister(args: argparse.Namespace, output: Output) -> int:
     with connect(args) as conductor:
-        conductor.unregister(args.agent)
+        conductor.unregister(args.agent, principal=args.principal)
     output.value({"unregistered": args.agent})
     output.text(f"{args.agent} is gone")
-    return 0
-
-
-def _reset(args: argparse.Namespace, output: Output) -> int:
-    with connect(args) as conductor:
-        version = conductor.reset(args.agent, args.conversation)
-    output.value({"reset": args.agent, "conversation": args.conversation, "version": version})
-    output.text(f"{args.agent} has forgotten its conversation {args.conversation}")
     return 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
 from typing import Any
 
 from vram_conductor.client.agent import Agent
@@ -12,6 +13,7 @@ from vram_conductor.client.job_watch import JobWatch
 from vram_conductor.client.output import Output
 from vram_conductor.client.reply import Reply, Result
 from vram_conductor.client.requests import DecodeOptions
+from vram_conductor.client.structure_files import structure
 from vram_conductor.client.sync import Conductor
 from vram_conductor.client.text import duration, size
 from vram_conductor.protocol.errors import Cancelled, InvalidArgument
@@ -48,6 +50,10 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     decode.add_argument(
         "--stop", action="append", default=[], metavar="TEXT", help="stop string; repeatable"
     )
+    decode.add_argument("--grammar", type=Path, metavar="FILE", help="GBNF that the answer follows")
+    decode.add_argument(
+        "--json-schema", type=Path, metavar="FILE", help="the answer is JSON, valid by this schema"
+    )
     decode.add_argument("--priority", type=int, metavar="N", help="-100 to 100")
     decode.add_argument("--queue-ms", type=int, metavar="MS", help="give up if not started by then")
     decode.add_argument(
@@ -70,9 +76,10 @@ def _run(args: argparse.Namespace, output: Output) -> int:
     names = ["max_tokens", "queue_ms", "timeout_ms", "priority", "expect_version", *SAMPLING]
     options: DecodeOptions = {"conversation": args.conversation, "stop": args.stop}
     options.update(given(args, names))  # type: ignore[typeddict-item]
+    options.update(structure(args.grammar, args.json_schema))
     with connect(args) as conductor:
         reply = _ask(conductor.agent(args.agent), args, text, options)
-        result = _stream(conductor, reply, output)
+        result = stream(conductor, reply, output)
         if result is None:
             return EXIT_INTERRUPTED
     output.value(result)
@@ -119,7 +126,7 @@ def _first(conductor: Conductor, reply: Reply, output: Output) -> str:
             return next(reply, "")
 
 
-def _stream(conductor: Conductor, reply: Reply, output: Output) -> Result | None:
+def stream(conductor: Conductor, reply: Reply, output: Output) -> Result | None:
     """Print the pieces. Ctrl-C ends the answer and keeps what came: None if nothing came."""
     shown = 0
     try:

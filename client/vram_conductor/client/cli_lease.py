@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import re
 from typing import Any
 
 from vram_conductor.client.cli_agents import connect, talking
 from vram_conductor.client.effects import News
 from vram_conductor.client.output import Output
 from vram_conductor.client.text import duration, size
+from vram_conductor.client.time_argument import seconds
 from vram_conductor.protocol.errors import InvalidArgument
 from vram_conductor.protocol.limits import LEASE_TTL_S_MAX
-
-_UNIT_S = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600}
-_TIME = re.compile(r"(\d+)\s*(s|m|min|h)?", re.IGNORECASE)
 
 
 def add(commands: Any, common: argparse.ArgumentParser) -> None:
@@ -45,18 +42,6 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     )
     lease.add_argument("--release", action="store_true", help="end it now")
     lease.set_defaults(run=_lease)
-
-
-def seconds(text: str) -> int:
-    """``90s``, ``10m``, ``1h``, ``90`` → seconds.
-
-    Raises:
-        ArgumentTypeError: it is no time.
-    """
-    match = _TIME.fullmatch(text.strip())
-    if not match:
-        raise argparse.ArgumentTypeError(f"{text!r} is no time; write for example 90s, 10m or 1h")
-    return int(match[1]) * _UNIT_S[(match[2] or "").lower()]
 
 
 def _lease(args: argparse.Namespace, output: Output) -> int:

@@ -86,7 +86,7 @@ def _up(args: argparse.Namespace, output: Output) -> int:
             if endpoints := supervisor.start():
                 output.value({"endpoints": endpoints, "devices": devices, "pid": os.getpid()})
                 if not output.json:
-                    news = UpNews(endpoints, devices, output.text)
+                    news = UpNews(endpoints, devices, output.text, config.client.key)
             code = supervisor.run()
             output.news("stopped" if code == 0 else "stopped: see above")
             return code

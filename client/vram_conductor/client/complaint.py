@@ -27,7 +27,7 @@ def _hint(reason: str, details: dict[str, Any], command: str) -> str:
     """What to type; empty where the message says it."""
     agent = details.get("agent", "NAME")
     match reason:
-        case "no_such_agent" if command in ("unregister", "reset"):
+        case "no_such_agent" if command in ("unregister", "reset", "fork", "history"):
             return "see: conductor list"
         case "no_such_agent":
             return f"see: conductor list; add it: conductor register {agent} --model MODEL"

@@ -92,7 +92,7 @@ class ClientCore:
         job = self._jobs[message.rid] = Job(message, answer_ms, self._timing)
         if self._session.open:
             self._send_job(job, now_ns)
-        return self.dial(now_ns)
+        return [*self._drain(job, now_ns), *self.dial(now_ns)]
 
     def want(self, rid: bytes, pieces: int | None, now_ns: int) -> list[Effect]:
         """The reader of a job with a window can take so many pieces more (None: all)."""
@@ -159,10 +159,10 @@ class ClientCore:
             return self._session_error(error, now_ns)
         return [Warn(f"ignored a message of the broker: {error}")]
 
-    def lost(self, now_ns: int) -> list[Effect]:
+    def lost(self, now_ns: int, suspect: ConductorError | None = None) -> list[Effect]:
         """The connection is gone (or the session, or the broker's sense of it)."""
         if self._session.phase is Phase.DIALLING:
-            self._session.broke(now_ns)
+            self._session.broke(now_ns, suspect)
             return []
         return self._dial(now_ns) if self._session.open else []
 
@@ -214,13 +214,13 @@ class ClientCore:
                 text = "the broker was restarted while this job ran; check the conversation's "
                 text += "version and send the job again"
                 job.give_up(job.lost("broker_restarted", text))
-                effects += self._drain(job, now_ns)
+            effects += self._drain(job, now_ns)
         return effects
 
     def _session_error(self, error: ConductorError, now_ns: int) -> list[Effect]:
         """ERROR without a ``rid``: in an attempt to connect it means no."""
-        if self._session.phase is not Phase.DIALLING:
-            return [Warn(f"the broker says: {error}")]
+        if not self._session.ended_by(error):
+            return [Warn(f"the broker says: {error}")] if self._session.open else []
         self._session.phase = Phase.DOWN
         return [*self._fail_all(error, lambda job: error, now_ns), Down(error)]
 
@@ -281,8 +281,8 @@ class ClientCore:
         )
 
     def _send_job(self, job: Job, now_ns: int) -> None:
-        assert self._session.epoch is not None
-        for request in job.send(self._session.epoch, now_ns):
+        assert self._session.welcome is not None
+        for request in job.send(self._session.welcome, now_ns):
             self._send(request, now_ns)
         self._due_by(job.next_ns())
 

@@ -128,9 +128,9 @@ def _config(args: argparse.Namespace, findings: list[Finding]) -> Config | None:
 
 
 def _broker(args: argparse.Namespace, config: Config) -> Finding:
-    endpoint = client_endpoint(config.broker) if args.config else None
+    endpoint = client_endpoint(config.broker) if args.config else default_endpoint()
     try:
-        with Conductor(endpoint or default_endpoint(), connect_timeout_s=1.0) as conductor:
+        with Conductor(endpoint, key=config.client.key, connect_timeout_s=1.0) as conductor:
             trip = duration(conductor.ping())
             text = f"answers at {conductor.endpoint} within {trip}"
             return Finding("ok", "broker", text + leases_text(conductor.status()))

@@ -29,8 +29,10 @@ from vram_conductor.protocol.messages import (
     Progress,
     Resume,
     Tokens,
+    Welcome,
 )
 from vram_conductor.protocol.stream import ReceiveStream
+from vram_conductor.protocol.structure import FEATURE, no_structure
 from vram_conductor.protocol.values import Usage
 
 JobMessage = Accepted | Tokens | Done | Error | Progress
@@ -76,11 +78,15 @@ class Job:
         """Its end and all of its output were given out."""
         return self._end is not None and (self._stream.complete or self._forced)
 
-    def send(self, epoch: int, now_ns: int) -> list[Request]:
-        """What to send in a fresh session with the broker ``epoch``: the job itself, or, to a
-        broker that has it, the wish to go on."""
+    def send(self, welcome: Welcome, now_ns: int) -> list[Request]:
+        """What to send in a fresh session with a broker: the job itself, or, to a broker that has
+        it, the wish to go on. Nothing to one that would ignore what the answer must look like:
+        then it fails here."""
+        if self.decode.structured and FEATURE not in welcome.features:
+            self.give_up(no_structure("the broker"))
+            return []
         first = self.sent_epoch is None
-        self.sent_epoch = epoch
+        self.sent_epoch = welcome.broker_epoch
         self._heard(now_ns)
         if first and self.decode.timeout_ms is not None:
             self._finish_ns = now_ns + (self.decode.timeout_ms + self._timing.grace_ms) * MS

@@ -26,9 +26,12 @@ from vram_conductor.client.effects import (
     Warn,
 )
 from vram_conductor.client.session import Phase
+from vram_conductor.protocol import handshake
 from vram_conductor.protocol.codec import BROKER_TO_CLIENT, CLIENT_TO_BROKER
-from vram_conductor.protocol.endpoints import parse_endpoint
+from vram_conductor.protocol.endpoints import Tcp, parse_endpoint
 from vram_conductor.protocol.errors import ConductorError
+from vram_conductor.protocol.keys import KeyFile
+from vram_conductor.protocol.messages import Error
 from vram_conductor.protocol.sockets import Context, SendResult, Socket, connect, receive, send
 
 log = logging.getLogger("vram_conductor.client")
@@ -49,18 +52,19 @@ class Link:
     Args:
         core: the state machine; only this object and its owner touch it.
         endpoint: where the broker is.
+        key: shown to the broker over tcp.
 
     Attributes:
         sinks: who waits for what, by ``rid`` (PING: by its number). An entry goes with the
             terminal effect. Other threads may add entries before they hand in the request.
-        generation: grows with every new socket.
+        generation: grows whenever ``pollable`` changes.
 
     Raises:
         InvalidArgument: ``bad_endpoint``, ``ipc_path_too_long``.
     """
 
-    def __init__(self, core: ClientCore, endpoint: str) -> None:
-        parse_endpoint(endpoint)
+    def __init__(self, core: ClientCore, endpoint: str, key: KeyFile | None = None) -> None:
+        self._key = key if isinstance(parse_endpoint(endpoint), Tcp) else None
         self.core = core
         self.sinks: dict[bytes, Sink] = {}
         self.generation = 0
@@ -70,6 +74,7 @@ class Link:
         self._monitor: Socket | None = None
         self._full = False
         self._broken = False
+        self._failure: handshake.Failure | None = None
         self._warnings = 0
 
     @property
@@ -140,8 +145,7 @@ class Link:
         self._context.term()
 
     def _receive(self) -> bool:
-        while self._monitor is not None and receive(self._monitor) is not None:
-            self._broken = True
+        self._read_monitor()
         socket = self._socket
         for _ in range(BATCH_MESSAGES):
             # A socket that was replaced on the way has nothing to say any more.
@@ -160,12 +164,29 @@ class Link:
             self.perform(self.core.handle(message, now_ns))
         return True
 
+    def _read_monitor(self) -> None:
+        while self._monitor is not None and (news := receive(self._monitor)) is not None:
+            event, value = handshake.read_news(news.frames)
+            self._broken = self._broken or event != handshake.SUCCEEDED
+            failure = handshake.judge(event, value, self._endpoint, self._key)
+            if failure is not None:
+                self._failure = failure
+
     def _mourn(self) -> None:
         """The connection counts as lost once all that came over it was read: a broker that stops
         says its last words and leaves."""
         if self._broken:
             self._broken = False
-            self.perform(self.core.lost(time.monotonic_ns()))
+            failure, self._failure = self._failure, None
+            if failure is not None and failure.final:
+                # libzmq would go on asking.
+                self._drop_socket(linger_ms=0)
+                self.generation += 1
+                refusal = Error(rid=b"", error=failure.error.info)
+                self.perform(self.core.handle(refusal, time.monotonic_ns()))
+            else:
+                suspect = None if failure is None else failure.error
+                self.perform(self.core.lost(time.monotonic_ns(), suspect))
 
     def _deliver(self, effect: RequestEffect) -> None:
         last = isinstance(effect, Answered | Finished | Failed)
@@ -175,13 +196,15 @@ class Link:
 
     def _connect(self) -> None:
         self._drop_socket(linger_ms=0)
-        self._broken = False
-        self._socket = connect(self._context, self._endpoint, prepare=self._attach_monitor)
+        self._broken, self._failure = False, None
+        self._socket = connect(
+            self._context, self._endpoint, prepare=self._attach_monitor, key=self._key
+        )
         self.generation += 1
 
     def _attach_monitor(self, socket: Socket) -> None:
         # Without the monitor a lost connection would show only at the next missed heartbeat.
-        self._monitor = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._monitor = socket.get_monitor_socket(handshake.EVENTS)
 
     def _drop_socket(self, linger_ms: int | None) -> None:
         if self._socket is None:

@@ -8,9 +8,11 @@ from typing import Any, Protocol, TypedDict, TypeVar, Unpack
 
 import msgspec
 
+from vram_conductor.client.session import Timing
 from vram_conductor.protocol import limits
 from vram_conductor.protocol.codec import CLIENT_TO_BROKER
 from vram_conductor.protocol.config import parse_bytes
+from vram_conductor.protocol.conversations import Fork, History
 from vram_conductor.protocol.errors import InvalidArgument, OutOfRange
 from vram_conductor.protocol.messages import Decode, Lease, Register, Reset, Unregister
 from vram_conductor.protocol.validate import check
@@ -50,7 +52,8 @@ class RegisterOptions(SamplingOptions, total=False):
     n_ctx: guaranteed context in tokens (default: the broker's, or what the model was trained with
     if that is less). kv_type: ``f16``, ``q8_0``, ``q4_0``, ``f32`` (default: the broker's).
     device: ``cuda:0``, ``cpu`` … (default: best fit). ephemeral: unregister at the end of the
-    session. ttl_s: unregister after so many idle seconds.
+    session. ttl_s: unregister after so many idle seconds. linger_s: the weights leave the device
+    after so many seconds without a job, and stay for so many after the last agent has gone.
     """
 
     n_ctx: int | None
@@ -60,6 +63,7 @@ class RegisterOptions(SamplingOptions, total=False):
     priority: int
     ephemeral: bool
     ttl_s: int | None
+    linger_s: int | None
 
 
 class DecodeOptions(SamplingOptions, total=False):
@@ -69,12 +73,16 @@ class DecodeOptions(SamplingOptions, total=False):
     or more stop strings. logit_bias: token id → bias. window: how many pieces the broker may send
     ahead of the reader (>= 1; None: all). expect_version: fail unless the conversation has this
     version. queue_ms, timeout_ms: give up if not started, not finished, within so many
-    milliseconds. detach: go on when this program is gone. return_ids: token ids beside the text.
+    milliseconds. grammar: GBNF that the answer follows. json_schema: the answer is JSON that is
+    valid by it; at most one of both. detach: go on when this program is gone. return_ids: token
+    ids beside the text.
     """
 
     conversation: str
     max_tokens: int | None
     stop: str | Sequence[str]
+    grammar: str | None
+    json_schema: Mapping[str, Any] | None
     logit_bias: Mapping[int, float]
     window: int | None
     expect_version: int | None
@@ -101,7 +109,7 @@ class LeaseOptions(TypedDict, total=False):
     ephemeral: bool
 
 
-R = TypeVar("R", Register, Unregister, Reset, Lease, Decode)
+R = TypeVar("R", Register, Unregister, Reset, Fork, History, Lease, Decode)
 
 _SAMPLING = frozenset(SamplingOptions.__annotations__)
 
@@ -119,14 +127,28 @@ def build_register(
     return _build(Register, {"rid": rid, "agent": agent, "model": model, **fields})
 
 
-def build_unregister(rid: bytes, agent: str) -> Unregister:
+def build_unregister(rid: bytes, agent: str, principal: str | None = None) -> Unregister:
     """A checked UNREGISTER."""
-    return _build(Unregister, {"rid": rid, "agent": agent})
+    return _build(Unregister, {"rid": rid, "agent": agent, "principal": principal})
 
 
-def build_reset(rid: bytes, agent: str, conversation: str) -> Reset:
+def build_reset(rid: bytes, agent: str, conversation: str, *, forget: bool = False) -> Reset:
     """A checked RESET."""
-    return _build(Reset, {"rid": rid, "agent": agent, "conversation": conversation})
+    fields = {"rid": rid, "agent": agent, "conversation": conversation, "forget": forget}
+    return _build(Reset, fields)
+
+
+def build_fork(
+    rid: bytes, agent: str, conversation: str, to: str, expect_version: int | None
+) -> Fork:
+    """A checked FORK."""
+    fields = {"rid": rid, "agent": agent, "conversation": conversation, "to": to}
+    return _build(Fork, {**fields, "expect_version": expect_version})
+
+
+def checked(message: History) -> History:
+    """A checked HISTORY."""
+    return _build(History, msgspec.structs.asdict(message))
 
 
 def build_lease(rid: bytes, name: str, size: int | str, **options: Unpack[LeaseOptions]) -> Lease:
@@ -191,6 +213,14 @@ def chat_input(text_or_messages: str | Messages, system: str | None) -> tuple[Me
         return text_or_messages, False
     head = [] if system is None else [Message("system", system)]
     return [*head, Message("user", text_or_messages)], True
+
+
+def timing(connect_timeout_s: float, reconnect_s: float) -> Timing:
+    """Patience of a connection, given in seconds. Raises InvalidArgument ``bad_value``."""
+    return Timing(
+        connect_ms=checked_timeout_ms("connect_timeout_s", connect_timeout_s),
+        reconnect_ms=checked_timeout_ms("reconnect_s", reconnect_s),
+    )
 
 
 def checked_timeout_ms(field: str, seconds: float) -> int:

@@ -9,7 +9,12 @@ from dataclasses import dataclass
 from enum import Enum
 
 from vram_conductor.protocol import limits
-from vram_conductor.protocol.errors import ConductorError, Unavailable, Unimplemented
+from vram_conductor.protocol.errors import (
+    ConductorError,
+    Unauthenticated,
+    Unavailable,
+    Unimplemented,
+)
 from vram_conductor.protocol.liveness import Liveness
 from vram_conductor.protocol.messages import GoAway, Hello, Welcome
 
@@ -61,6 +66,7 @@ class Session:
         self._liveness: Liveness | None = None
         self._give_up_ns = 0
         self._redial_ns: int | None = None
+        self._suspect: ConductorError | None = None
 
     @property
     def open(self) -> bool:
@@ -83,9 +89,12 @@ class Session:
         self._liveness = None
         self._give_up_ns = now_ns + patience_ms * MS
         self._redial_ns = None
+        self._suspect = None
 
-    def broke(self, now_ns: int) -> None:
-        """The connection went away before WELCOME: try again, though not at once."""
+    def broke(self, now_ns: int, suspect: ConductorError | None = None) -> None:
+        """The connection went away before WELCOME: try again, though not at once. ``suspect``:
+        what it is if it goes on like that."""
+        self._suspect = suspect or self._suspect
         if self._redial_ns is None:
             self._redial_ns = now_ns + REDIAL_MS * MS
 
@@ -105,9 +114,16 @@ class Session:
         self._liveness = Liveness(now_ns, max(1, welcome.heartbeat_ms))
         return None
 
-    def gave_up(self) -> Unavailable:
+    def ended_by(self, error: ConductorError) -> bool:
+        """Whether an ERROR without a ``rid`` ends the session, or the attempt at one."""
+        lost_key = self.phase is Phase.OPEN and isinstance(error, Unauthenticated)
+        return lost_key or self.phase is Phase.DIALLING
+
+    def gave_up(self) -> ConductorError:
         """Nobody answered in time: the phase is DOWN from now on."""
         self.phase = Phase.DOWN
+        if self._suspect is not None:
+            return self._suspect
         return self.no_broker()
 
     def no_broker(self) -> Unavailable:
@@ -143,6 +159,7 @@ class Session:
         if self.phase is not Phase.DIALLING or self._redial_ns is None or now_ns < self._redial_ns:
             return False
         self._redial_ns = None
+        self._suspect = None
         return True
 
     def next_ns(self) -> int | None:

@@ -12,9 +12,10 @@ from typing import Any, Self, Unpack
 from vram_conductor.client.agent import Agent
 from vram_conductor.client.answers import typed, typed_agent
 from vram_conductor.client.calls import CallMessage, call_key
+from vram_conductor.client.conversing import Conversing
 from vram_conductor.client.core import ClientCore
 from vram_conductor.client.effects import Answered, Failed, News
-from vram_conductor.client.endpoint import default_endpoint
+from vram_conductor.client.endpoint import KeyPath, default_endpoint, key_for
 from vram_conductor.client.inbox import Inbox
 from vram_conductor.client.io_thread import IoThread
 from vram_conductor.client.lease import Lease
@@ -31,15 +32,13 @@ from vram_conductor.client.requests import (
     build_lease,
     build_register,
     build_release,
-    build_reset,
     build_unregister,
     checked_timeout_ms,
+    timing,
 )
-from vram_conductor.client.session import Timing
 from vram_conductor.protocol import messages as wire
 from vram_conductor.protocol.errors import error_from_info
 from vram_conductor.protocol.ids import new_rid
-from vram_conductor.protocol.limits import DEFAULT_CONVERSATION
 from vram_conductor.protocol.status import AgentList, AgentStatus, LeaseStatus, StatusReport
 
 LEASE_TIMEOUT_S = 60.0
@@ -49,7 +48,7 @@ REGISTER_TIMEOUT_S = 660.0
 """Estimating and loading a large model takes minutes; a dead broker is noticed within seconds."""
 
 
-class Conductor:
+class Conductor(Conversing):
     """A connection to the broker, for programs without asyncio.
 
     Thread-safe: a thread of its own owns the socket, and any thread may call any method. It
@@ -60,6 +59,7 @@ class Conductor:
     Args:
         endpoint: ``ipc:///path`` or ``tcp://host:port``; None: ``$VRAM_CONDUCTOR_CLIENTS``, else
             the configuration's, where ``conductor up`` listens.
+        key: key file, for tcp; None: ``$VRAM_CONDUCTOR_CLIENT_KEY``, else the configuration's.
         timeout_s: how long requests may take, in seconds; for a job: until it is accepted.
         connect_timeout_s: how long to look for a broker.
         reconnect_s: how long to look for one after a loss, before running replies fail.
@@ -67,7 +67,8 @@ class Conductor:
 
     Raises:
         Unavailable: ``no_broker``: nobody answers; the message says what to do.
-        InvalidArgument: ``bad_endpoint``, ``bad_config``, ``bad_value``.
+        Unauthenticated: ``key_required``, ``key_refused``, ``wrong_broker_key``.
+        InvalidArgument: ``bad_endpoint``, ``bad_config``, ``bad_value``, ``bad_key_file``.
 
     >>> with Conductor() as conductor:
     ...     coder = conductor.register("coder", "smollm2-135m", n_ctx=1024, temperature=0)
@@ -79,6 +80,7 @@ class Conductor:
         self,
         endpoint: str | None = None,
         *,
+        key: KeyPath | None = None,
         timeout_s: float = 30.0,
         connect_timeout_s: float = 5.0,
         reconnect_s: float = 15.0,
@@ -86,12 +88,8 @@ class Conductor:
     ) -> None:
         self.endpoint = endpoint or default_endpoint()
         self._timeout_ms = checked_timeout_ms("timeout_s", timeout_s)
-        timing = Timing(
-            connect_ms=checked_timeout_ms("connect_timeout_s", connect_timeout_s),
-            reconnect_ms=checked_timeout_ms("reconnect_s", reconnect_s),
-        )
-        self._core = ClientCore(self.endpoint, client, timing)
-        self._io = IoThread(Link(self._core, self.endpoint))
+        self._core = ClientCore(self.endpoint, client, timing(connect_timeout_s, reconnect_s))
+        self._io = IoThread(Link(self._core, self.endpoint, key_for(self.endpoint, key)))
         self._ping_numbers = itertools.count(1)
         # Also at the interpreter's exit, so that the broker hears BYE.
         self._stop = weakref.finalize(self, self._io.stop)
@@ -152,25 +150,14 @@ class Conductor:
         """A handle of an agent that is registered already. Asks nobody."""
         return Agent(self, name, None)
 
-    def unregister(self, agent: str) -> None:
-        """Remove an agent; its jobs are cancelled, its conversations forgotten.
+    def unregister(self, agent: str, *, principal: str | None = None) -> None:
+        """Remove an agent; its jobs are cancelled, its conversations forgotten. ``principal``:
+        whose, for an admin.
 
         Raises:
-            NotFound: ``no_such_agent``.
+            NotFound: ``no_such_agent``. PermissionDenied: ``role_denied``: it is not yours.
         """
-        self._call(build_unregister(new_rid(), agent))
-
-    def reset(self, agent: str, conversation: str = DEFAULT_CONVERSATION) -> int:
-        """Forget a conversation; the agent stays registered.
-
-        Returns:
-            The conversation's version from now on, for ``expect_version``.
-
-        Raises:
-            NotFound: no such agent.
-        """
-        body = self._call(build_reset(new_rid(), agent, conversation))
-        return int(body.get("version", 0))
+        self._call(build_unregister(new_rid(), agent, principal))
 
     def lease(
         self,

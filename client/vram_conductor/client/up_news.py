@@ -23,12 +23,17 @@ class UpNews:
         endpoints: of the broker.
         devices: whose workers are started here; none: nothing is waited for.
         say: called here, and later in a thread of this object.
+        key: key file, for a broker over tcp.
     """
 
     def __init__(
-        self, endpoints: Mapping[str, str], devices: Sequence[str], say: Callable[[str], None]
+        self,
+        endpoints: Mapping[str, str],
+        devices: Sequence[str],
+        say: Callable[[str], None],
+        key: str = "",
     ) -> None:
-        self._endpoint, self._say = endpoints["clients"], say
+        self._endpoint, self._say, self._key = endpoints["clients"], say, key
         self._waiting, self._first = list(devices), True
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="up-news", daemon=True)
@@ -54,7 +59,9 @@ class UpNews:
     def _watch(self) -> None:
         while self._waiting and not self._over.is_set():
             try:
-                with Conductor(self._endpoint, client="conductor up", reconnect_s=1.0) as conductor:
+                with Conductor(
+                    self._endpoint, key=self._key, client="conductor up", reconnect_s=1.0
+                ) as conductor:
                     self._ask(conductor)
             except ConductorError:
                 # A broker that went away is started again by the supervisor.

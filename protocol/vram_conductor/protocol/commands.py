@@ -10,11 +10,14 @@ Token ids of a transcript travel as one raw little-endian int32 buffer behind th
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
+from vram_conductor.protocol.base import Base
 from vram_conductor.protocol.errors import ErrorInfo
-from vram_conductor.protocol.messages import Base
 from vram_conductor.protocol.replies import (
+    Copied,
     Estimated,
     Failed,
     FromWorker,
@@ -44,6 +47,8 @@ __all__ = [
     "Budget",
     "CancelRun",
     "Command",
+    "Copied",
+    "Copy",
     "Drain",
     "Estimate",
     "Estimated",
@@ -115,6 +120,7 @@ class Load(Command, frozen=True, kw_only=True, tag="LOAD"):
 
     ``shape`` is the pool's shape with this agent in it; ``model`` is ModelInfo.model.
     ``path`` is ModelInfo.path. ``budget_bytes`` as in BUDGET. The sizes are estimates.
+    ``linger_s`` as in REGISTER.
     """
 
     agent: AgentKey
@@ -127,6 +133,7 @@ class Load(Command, frozen=True, kw_only=True, tag="LOAD"):
     pool_bytes: int
     budget_bytes: int
     scratch_bytes: int = 0
+    linger_s: int | None = None
 
 
 class Unload(Command, frozen=True, kw_only=True, tag="UNLOAD"):
@@ -143,6 +150,14 @@ class Forget(Command, frozen=True, kw_only=True, tag="FORGET"):
     """Forget one conversation: KV, parked state, cached transcript. Idempotent."""
 
     conversation: ConversationKey
+
+
+class Copy(Command, frozen=True, kw_only=True, tag="COPY"):
+    """Let a new conversation begin with a copy of the parked state of another, of the same agent,
+    if there is one and room for it. Idempotent."""
+
+    source: ConversationKey
+    target: ConversationKey
 
 
 class Budget(Command, frozen=True, kw_only=True, tag="BUDGET"):
@@ -174,9 +189,16 @@ class Run(Command, frozen=True, kw_only=True, tag="RUN"):
     max_tokens: int | None = None
     sampling: Sampling = Sampling()
     stop: list[str] = []
+    grammar: str | None = None
+    json_schema: dict[str, Any] | None = None
     logit_bias: list[tuple[int, float]] = []
     timeout_ms: int | None = None
     priority: int = 0
+
+    @property
+    def structured(self) -> bool:
+        """Whether the output follows a grammar or a schema."""
+        return self.grammar is not None or self.json_schema is not None
 
 
 class CancelRun(Command, frozen=True, kw_only=True, tag="CANCEL_RUN"):
@@ -211,6 +233,7 @@ ToWorker = (
     | Load
     | Unload
     | Forget
+    | Copy
     | Budget
     | Run
     | CancelRun

@@ -15,69 +15,13 @@ from typing import Literal
 import msgspec
 
 from vram_conductor.protocol import limits
+from vram_conductor.protocol.device_config import DeviceConfig as DeviceConfig
+from vram_conductor.protocol.device_config import SleepMode as SleepMode
 from vram_conductor.protocol.errors import InvalidArgument
 from vram_conductor.protocol.sizes import parse_bytes as parse_bytes
-from vram_conductor.protocol.values import DeviceKind, KVType, LedgerMode
+from vram_conductor.protocol.values import KVType
 
-SleepMode = Literal["auto", "off"]
 LanesMode = Literal["auto", "inline", "threads"]
-
-_THREADS_MAX = 512  # GGML_MAX_N_THREADS of ggml.h; more ends the process
-
-
-def _check_size(key: str, size: str | int) -> None:
-    # msgspec adds the place in the file to a ValueError, and to no other.
-    try:
-        parse_bytes(size)
-    except InvalidArgument as error:
-        raise ValueError(f"{key}: {error.info.message}") from None
-
-
-class DeviceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One device and its worker.
-
-    Attributes:
-        id: ``cuda:0``, ``cpu``, ``cpu:1`` …
-        kind: ``cuda`` or ``cpu``.
-        capacity: cpu: the bytes it may hand out. cuda: an upper bound below the card's size,
-            or empty for the card's own. Where there is no NVML to measure the card, it is needed,
-            and taken at its word.
-        admission_percent: share of the capacity that may be promised.
-        mode: ``reserve`` or ``timeshare``.
-        host_cap: bytes of shared memory for parked states.
-        pinned_cap: cuda: bytes of it that may be page-locked, for faster copies; 0: none. None:
-            all of it.
-        threads: CPU threads for compute, at most 512; 0 means all cores.
-        n_ubatch: micro-batch in tokens; 0 means 512 on cuda, 64 on cpu.
-        sleep: cuda: ``auto``: models that have to make room keep their addresses and sleep,
-            where that can be done; ``off``: they are always unloaded and loaded again.
-        managed: whether ``conductor up`` starts this device's worker itself.
-    """
-
-    id: str
-    kind: DeviceKind
-    capacity: str | int = 0
-    admission_percent: int = 100
-    mode: LedgerMode = "reserve"
-    host_cap: str | int = "4 GiB"
-    pinned_cap: str | int | None = None
-    threads: int = 0
-    n_ubatch: int = 0
-    sleep: SleepMode = "auto"
-    managed: bool = True
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.threads <= _THREADS_MAX:
-            raise ValueError(
-                f"threads is {self.threads}; it must be 0 (all cores) to {_THREADS_MAX}"
-            )
-        if self.n_ubatch < 0:
-            raise ValueError(
-                f"n_ubatch is {self.n_ubatch}; it must not be negative (0: the default)"
-            )
-        for key in ("capacity", "host_cap", "pinned_cap"):
-            if (size := getattr(self, key)) is not None:
-                _check_size(key, size)
 
 
 class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -88,12 +32,15 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             client may come back, and not at all where its process is known to have ended (ipc).
         worker_wait_ms: how long REGISTER waits for a device whose worker is away; 0: not at all.
         lease_wait_ms: how long a lease may wait until agents have made room for it.
+        keys_dir: folder of the keys; empty: ``keys`` in the state folder. Where there are keys,
+            tcp endpoints ask for one.
     """
 
     clients: str = ""
     workers: str = ""
     runtime_dir: str = ""
     state_dir: str = ""
+    keys_dir: str = ""
     metrics_port: int = 0
     default_n_ctx: int = 4096
     default_kv_type: KVType = "f16"
@@ -125,6 +72,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             thing at a time; ``auto``: threads on cuda, inline on cpu, where models would only
             take each other's cores.
         verify_digest: hash model files at first load.
+        key: key file that the worker shows to a broker over tcp; empty: none.
     """
 
     arena_dir: str = ""
@@ -135,6 +83,17 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     hang_ms: int = 60_000
     lanes: LanesMode = "auto"
     verify_digest: bool = True
+    key: str = ""
+
+
+class ClientConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What clients and the command line share.
+
+    Attributes:
+        key: key file that is shown to a broker over tcp; empty: none.
+    """
+
+    key: str = ""
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -142,6 +101,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     broker: BrokerConfig = BrokerConfig()
     worker: WorkerConfig = WorkerConfig()
+    client: ClientConfig = ClientConfig()
     device: list[DeviceConfig] = []
 
     def __post_init__(self) -> None:
@@ -204,6 +164,11 @@ def state_dir(config: BrokerConfig) -> Path:
     return (Path(base) if base else Path.home() / ".local" / "state") / "vram-conductor"
 
 
+def keys_dir(config: BrokerConfig) -> Path:
+    """Folder of the keys."""
+    return Path(config.keys_dir) if config.keys_dir else state_dir(config) / "keys"
+
+
 def models_dir(config: WorkerConfig) -> Path:
     """Folder of the pulled models."""
     if config.models_dir:
@@ -239,7 +204,11 @@ def worker_endpoint(config: BrokerConfig) -> str:
 
 
 ENV_PREFIX = "VRAM_CONDUCTOR_"
-_SECTIONS: dict[str, type[msgspec.Struct]] = {"broker": BrokerConfig, "worker": WorkerConfig}
+_SECTIONS: dict[str, type[msgspec.Struct]] = {
+    "broker": BrokerConfig,
+    "worker": WorkerConfig,
+    "client": ClientConfig,
+}
 
 
 def overlay(
@@ -251,9 +220,10 @@ def overlay(
 
     Args:
         config: what the file says (or the defaults).
-        env: the process environment. ``VRAM_CONDUCTOR_BROKER_*`` and ``VRAM_CONDUCTOR_WORKER_*``
-            count, and ``VRAM_CONDUCTOR_DEVICE_SLEEP`` for every device; other names are somebody
-            else's. Lists are separated by ``:``; an empty variable is as good as none.
+        env: the process environment. ``VRAM_CONDUCTOR_BROKER_*``, ``VRAM_CONDUCTOR_WORKER_*``
+            and ``VRAM_CONDUCTOR_CLIENT_*`` count, and ``VRAM_CONDUCTOR_DEVICE_SLEEP`` for every
+            device; other names are somebody else's. Lists are separated by ``:``; an empty
+            variable is as good as none.
         flags: ``{"broker": {"state_dir": "/var/lib/x"}}``; a None value was not given.
 
     Raises:

@@ -91,8 +91,9 @@ def claim_ipc(path: str) -> IpcPath:
     return claimed
 
 
-def private_folder(folder: Path) -> None:
-    """Create ``folder`` for its owner only, or make sure that it is so.
+def private_folder(folder: Path, who: str = "an ipc socket needs") -> None:
+    """Create ``folder`` for its owner only, or make sure that it is so. ``who``: what needs it,
+    for the message.
 
     Raises:
         FailedPrecondition: ``unsafe_directory``.
@@ -104,20 +105,19 @@ def private_folder(folder: Path) -> None:
         folder.mkdir(mode=0o700)
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode):
-        raise _unsafe(folder, "it is no folder")
+        raise _unsafe(who, folder, "it is no folder")
     if found.st_uid != os.getuid():
-        raise _unsafe(folder, f"it belongs to user {found.st_uid}")
+        raise _unsafe(who, folder, f"it belongs to user {found.st_uid}")
     if found.st_mode & stat.S_IWOTH:
-        raise _unsafe(folder, "it is shared; use a folder below it")
+        raise _unsafe(who, folder, "it is shared; use a folder below it")
     if found.st_mode & _OTHERS:
-        raise _unsafe(folder, f"its mode is {stat.S_IMODE(found.st_mode):o}; chmod it to 700")
+        raise _unsafe(who, folder, f"its mode is {stat.S_IMODE(found.st_mode):o}; chmod it to 700")
 
 
-def _unsafe(folder: Path, why: str) -> FailedPrecondition:
+def _unsafe(who: str, folder: Path, why: str) -> FailedPrecondition:
     return FailedPrecondition(
         "unsafe_directory",
-        f"an ipc socket needs a folder that only you can enter; {folder}: {why} "
-        "(or set another runtime_dir)",
+        f"{who} a folder that only you can enter; {folder}: {why} (or configure another one)",
         path=str(folder),
     )
 

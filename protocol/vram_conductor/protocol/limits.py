@@ -43,6 +43,12 @@ MAX_TOKENS_MAX = 1_048_576
 STOP_STRINGS_MAX = 16
 STOP_STRING_CHARS_MAX = 256
 LOGIT_BIAS_MAX = 1024
+GRAMMAR_BYTES_MAX = 64 * 1024
+"""A grammar's text, one that was made of a JSON schema, too; and a schema, written as JSON."""
+
+SCHEMA_NESTING_MAX = 64
+"""Depth of DECODE.json_schema."""
+
 TOKEN_ID_MAX = 2**31 - 1
 N_CTX_MAX = 2_097_152
 """A transcript of this length is one raw frame."""
@@ -64,6 +70,10 @@ SEQ_MAX = 2**31 - 1
 VERSION_MAX = 2**63 - 1
 TIME_MS_MAX = 7 * 24 * 3_600_000
 TTL_S_MAX = 366 * 24 * 3_600
+LINGER_S_MAX = 24 * 3_600
+COME_BACK_MS = 30_000
+"""After a restart of the broker ephemeral agents wait for so long for one of their clients."""
+
 LEASE_TTL_S_MAX = 3_600
 """Agents wait while a lease is held: a holder that dies frees them within this time. One that
 lives renews."""
@@ -74,6 +84,16 @@ LEASES_PER_PRINCIPAL_MAX = 16
 AGENTS_MAX = 10_000
 AGENTS_PER_PRINCIPAL_MAX = 1_000
 CONVERSATIONS_PER_AGENT_MAX = 256
+HISTORY_BYTES_MAX = 4 * 1024 * 1024
+"""What is kept of a conversation's turns as text (UTF-8, and 64 bytes per turn)."""
+
+TURN_BYTES_MAX = 1024 * 1024
+"""The text of one turn; of a longer one only the token ids are kept."""
+
+HISTORY_PAGE_BYTES_MAX = 1024 * 1024
+"""Text in one answer to HISTORY, as :data:`HISTORY_BYTES_MAX` counts, but for a single turn."""
+
+HISTORY_PAGE_TOKENS_MAX = 65_536
 SESSIONS_MAX = 4_096
 QUEUED_JOBS_MAX = 1_024
 QUEUED_JOBS_PER_AGENT_MAX = 64

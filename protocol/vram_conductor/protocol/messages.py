@@ -11,14 +11,11 @@ from typing import Any
 
 import msgspec
 
+from vram_conductor.protocol.base import Base
+from vram_conductor.protocol.conversations import Fork, History
 from vram_conductor.protocol.errors import ErrorInfo
 from vram_conductor.protocol.limits import DEFAULT_CONVERSATION
 from vram_conductor.protocol.values import KVType, Message, Overflow, Sampling, Usage
-
-
-class Base(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="t"):
-    """Common base; subclasses are tagged with their wire name."""
-
 
 # --- client to broker -------------------------------------------------------------------------
 
@@ -47,6 +44,8 @@ class Register(Base, frozen=True, kw_only=True, tag="REGISTER"):
         sampling: defaults of this agent.
         ephemeral: unregister when the session ends.
         ttl_s: unregister after this many idle seconds.
+        linger_s: the model's weights leave the device so many seconds after the last job, and
+            stay for so many after the last of its agents has gone. None: while there is an agent.
     """
 
     rid: bytes
@@ -60,13 +59,16 @@ class Register(Base, frozen=True, kw_only=True, tag="REGISTER"):
     sampling: Sampling = Sampling()
     ephemeral: bool = False
     ttl_s: int | None = None
+    linger_s: int | None = None
 
 
 class Unregister(Base, frozen=True, kw_only=True, tag="UNREGISTER"):
-    """Remove an agent; its jobs are cancelled, its conversations forgotten."""
+    """Remove an agent; its jobs are cancelled, its conversations forgotten. ``principal``: whose;
+    None: the sender's own. Anybody else's is an admin's to name."""
 
     rid: bytes
     agent: str
+    principal: str | None = None
 
 
 class List(Base, frozen=True, kw_only=True, tag="LIST"):
@@ -92,6 +94,8 @@ class Decode(Base, frozen=True, kw_only=True, tag="DECODE"):
         tokens: raw token ids.
         max_tokens: None means until the context is full.
         stop: stop strings; they are not part of the output and may span tokens.
+        grammar: GBNF; the output follows its rule ``root``.
+        json_schema: the output is JSON that is valid by this schema. At most one of both.
         logit_bias: [token id, bias] pairs.
         window: None means unlimited credit, else the first ``upto`` of the credit.
         expect_version: ABORTED unless the conversation has this version.
@@ -112,6 +116,8 @@ class Decode(Base, frozen=True, kw_only=True, tag="DECODE"):
     max_tokens: int | None = None
     sampling: Sampling = Sampling()
     stop: list[str] = []
+    grammar: str | None = None
+    json_schema: dict[str, Any] | None = None
     logit_bias: list[tuple[int, float]] = []
     window: int | None = None
     expect_version: int | None = None
@@ -121,6 +127,11 @@ class Decode(Base, frozen=True, kw_only=True, tag="DECODE"):
     detach: bool = False
     return_ids: bool = False
     overflow: Overflow = "error"
+
+    @property
+    def structured(self) -> bool:
+        """Whether the output follows a grammar or a schema."""
+        return self.grammar is not None or self.json_schema is not None
 
 
 class Credit(Base, frozen=True, kw_only=True, tag="CREDIT"):
@@ -146,11 +157,13 @@ class Resume(Base, frozen=True, kw_only=True, tag="RESUME"):
 
 
 class Reset(Base, frozen=True, kw_only=True, tag="RESET"):
-    """Forget a conversation (transcript and KV); the agent stays registered."""
+    """Forget a conversation (transcript and KV); the agent stays registered. ``forget``: its name
+    and version, too."""
 
     rid: bytes
     agent: str
     conversation: str = DEFAULT_CONVERSATION
+    forget: bool = False
 
 
 class Lease(Base, frozen=True, kw_only=True, tag="LEASE"):
@@ -274,6 +287,8 @@ ClientMessage = (
     | Cancel
     | Resume
     | Reset
+    | Fork
+    | History
     | Lease
     | Ping
     | Bye

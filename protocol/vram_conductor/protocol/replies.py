@@ -10,8 +10,8 @@ from typing import Literal
 
 import msgspec
 
+from vram_conductor.protocol.base import Base
 from vram_conductor.protocol.errors import ErrorInfo
-from vram_conductor.protocol.messages import Base
 from vram_conductor.protocol.values import (
     ConversationKey,
     DeviceInfo,
@@ -45,6 +45,7 @@ class Ready(Base, frozen=True, kw_only=True, tag="READY"):
         mechanism: ``state-swap`` or ``vmm-sleep``; ``mechanism_note`` says why.
         parked: states adopted from a previous life.
         host_total_bytes: arena capacity (shared memory) on the worker's host.
+        features: what it can do that not every worker of this major version can.
     """
 
     v: tuple[int, int]
@@ -61,6 +62,7 @@ class Ready(Base, frozen=True, kw_only=True, tag="READY"):
     mechanism_note: str = ""
     parked: list[Parked] = []
     host_total_bytes: int = 0
+    features: list[str] = []
 
 
 class Reply(Base, frozen=True, kw_only=True):
@@ -110,6 +112,15 @@ class Loaded(Reply, frozen=True, kw_only=True, tag="LOADED"):
 
 class WorkerOk(Reply, frozen=True, kw_only=True, tag="W_OK"):
     """UNLOAD, FORGET, BUDGET or DRAIN is done."""
+
+
+class Copied(Reply, frozen=True, kw_only=True, tag="COPIED"):
+    """Result of COPY: what was copied; if nothing was, ``n_tokens`` is 0 and ``reason`` says
+    why."""
+
+    n_tokens: int = 0
+    state_bytes: int = 0
+    reason: str = ""
 
 
 class Started(Reply, frozen=True, kw_only=True, tag="STARTED"):
@@ -164,6 +175,7 @@ class Residency(Base, frozen=True, kw_only=True, tag="RESIDENCY"):
     ``rates``: what moves of each kind took, see ``status.DeviceStatus``.
     ``base_bytes``: what is to be promised for the process itself: the line ``base``, and what it
     may still grow by; None: the line alone.
+    ``lingered``: how often weights left because nobody had used them for ``linger_s``.
     """
 
     broker_epoch: int
@@ -176,6 +188,7 @@ class Residency(Base, frozen=True, kw_only=True, tag="RESIDENCY"):
     swaps: int = 0
     rates: dict[str, MoveRate] = {}
     base_bytes: int | None = None
+    lingered: int = 0
 
 
 class WorkerPing(Base, frozen=True, kw_only=True, tag="W_PING"):
@@ -198,6 +211,7 @@ FromWorker = (
     | Estimated
     | Loaded
     | WorkerOk
+    | Copied
     | Started
     | RunTokens
     | RunDone

@@ -9,6 +9,9 @@ A DEALER does not have IMMEDIATE: with it, a connection that breaks between the 
 message takes the process down (``Assertion failed: !_more (src/fq.cpp:80)``, libzmq 4.3.5; every
 100th ``recv`` looks for such news), and what had arrived before is lost. Without it a DEALER queues
 for an absent broker; whoever minds closes the socket when its monitor says DISCONNECTED.
+
+Keys (CURVE): without ZAP_ENFORCE_DOMAIN a ROUTER takes any key while nobody answers ZAP. A refused
+handshake says nothing to the DEALER but its monitor's HANDSHAKE_FAILED_… events.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from vram_conductor.protocol import limits
 from vram_conductor.protocol.endpoints import Ipc, Tcp, parse_endpoint
 from vram_conductor.protocol.errors import FailedPrecondition, Unavailable
 from vram_conductor.protocol.ipc_path import IpcPath, claim_ipc
+from vram_conductor.protocol.keys import KeyFile, KeyPair
 
 HWM = 10_000
 """Messages queued per peer and direction before ``send`` answers FULL."""
@@ -48,6 +52,14 @@ class SendResult(Enum):
     """EAGAIN: the queue to this peer is full; poll for POLLOUT."""
     GONE = "gone"
     """EHOSTUNREACH: the ROUTER knows no such peer (any more)."""
+
+
+class Locked(NamedTuple):
+    """That a ROUTER asks for keys: ``pair`` is its own, ``domain`` what ZAP is told of whom a peer
+    wants to speak to."""
+
+    pair: KeyPair
+    domain: str
 
 
 class Received(NamedTuple):
@@ -83,8 +95,13 @@ class Listener:
             self._ipc.release()
 
 
-def listen(context: Context, endpoint: str, *, hwm: int = HWM) -> Listener:
-    """Bind a ROUTER to ``tcp://127.0.0.1:PORT`` (0: any), ``ipc:///path`` or ``inproc://name``.
+def listen(
+    context: Context, endpoint: str, *, hwm: int = HWM, locked: Locked | None = None
+) -> Listener:
+    """Bind a ROUTER to ``tcp://ADDRESS:PORT`` (0: any), ``ipc:///path`` or ``inproc://name``.
+
+    ``locked``: over tcp, peers need a key that the context's ZAP handler takes; without it, an
+    address beyond loopback is refused.
 
     Raises:
         InvalidArgument: ``bad_endpoint``, ``ipc_path_too_long``.
@@ -93,17 +110,20 @@ def listen(context: Context, endpoint: str, *, hwm: int = HWM) -> Listener:
         Unavailable: ``bind_failed``: anything else the system says.
     """
     where = parse_endpoint(endpoint)
-    if isinstance(where, Tcp) and not where.loopback:
+    if isinstance(where, Tcp) and not where.loopback and locked is None:
         raise FailedPrecondition(
             "auth_required",
-            f"{endpoint} can be reached from other machines and there are no keys yet; "
-            "bind tcp://127.0.0.1:PORT or an ipc path, and use an SSH tunnel from elsewhere",
+            f"{endpoint} can be reached from other machines and there are no keys yet; make one, "
+            "with this broker's configuration: conductor keys new NAME (for a worker: --role "
+            "worker); or bind tcp://127.0.0.1:PORT or an ipc path",
             endpoint=endpoint,
         )
     ipc = claim_ipc(where.path) if isinstance(where, Ipc) else None
     socket = _open(context, zmq.ROUTER, hwm)
     try:
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        if isinstance(where, Tcp) and locked is not None:
+            _lock(socket, locked)
         if ipc is not None:
             socket.setsockopt(zmq.USE_FD, ipc.listen())
         socket.bind(where.zmq_endpoint)
@@ -124,11 +144,13 @@ def connect(
     *,
     hwm: int = HWM,
     prepare: Callable[[Socket], object] | None = None,
+    key: KeyFile | None = None,
 ) -> Socket:
     """A DEALER that connects, and reconnects, to ``endpoint``.
 
     What is sent before the connection stands is queued. ``prepare`` gets the socket before it
-    connects: a monitor that is attached afterwards may miss the connection.
+    connects: a monitor that is attached afterwards may miss the connection. ``key`` counts over
+    tcp; the broker must have the one that it names, too.
 
     Raises:
         InvalidArgument: ``bad_endpoint``, ``ipc_path_too_long``.
@@ -137,6 +159,10 @@ def connect(
     socket = _open(context, zmq.DEALER, hwm)
     socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
     socket.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MAX_MS)
+    if isinstance(where, Tcp) and key is not None:
+        socket.setsockopt(zmq.CURVE_PUBLICKEY, key.public.encode())
+        socket.setsockopt(zmq.CURVE_SECRETKEY, key.secret.encode())
+        socket.setsockopt(zmq.CURVE_SERVERKEY, key.broker.encode())
     if prepare is not None:
         prepare(socket)
     socket.connect(where.zmq_endpoint)
@@ -190,6 +216,14 @@ def _open(context: Context, kind: int, hwm: int) -> Socket:
     return socket
 
 
+def _lock(socket: Socket, locked: Locked) -> None:
+    socket.setsockopt(zmq.CURVE_SERVER, 1)
+    socket.setsockopt(zmq.CURVE_PUBLICKEY, locked.pair.public.encode())
+    socket.setsockopt(zmq.CURVE_SECRETKEY, locked.pair.secret.encode())
+    socket.setsockopt(zmq.ZAP_DOMAIN, locked.domain.encode())
+    socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
+
+
 def _bind_error(endpoint: str, error: OSError | zmq.ZMQError) -> FailedPrecondition | Unavailable:
     if error.errno == errno.EADDRINUSE:
         return FailedPrecondition(
@@ -209,6 +243,7 @@ __all__ = [
     "HWM",
     "Context",
     "Listener",
+    "Locked",
     "Received",
     "SendResult",
     "Socket",

@@ -102,6 +102,8 @@ class DeviceStatus(StatusStruct, frozen=True, kw_only=True):
         rates: what moves took, by kind: ``wake``, ``wake_weights``, ``sleep_weights``,
             ``wake_pool``, ``sleep_pool``, ``back_up``, ``load``, ``open_pool``, ``state_out``,
             ``state_in``.
+        lingered: how often weights left because nobody had used them for ``linger_s``, since the
+            worker's start.
     """
 
     device: str
@@ -123,6 +125,7 @@ class DeviceStatus(StatusStruct, frozen=True, kw_only=True):
     absent_ms: int = 0
     swaps: int = 0
     rates: dict[str, MoveRate] = {}
+    lingered: int = 0
 
 
 class ConversationStatus(StatusStruct, frozen=True, kw_only=True):
@@ -174,6 +177,7 @@ class AgentStatus(StatusStruct, frozen=True, kw_only=True):
     rollback: Literal["any", "window", "none"] = "any"
     ephemeral: bool = False
     ttl_s: int | None = None
+    linger_s: int | None = None
     idle_ms: int = 0
     reason: ErrorInfo | None = None
     conversations: list[ConversationStatus] = []
@@ -207,6 +211,35 @@ class JobStatus(StatusStruct, frozen=True, kw_only=True):
     waiting_ms: int | None = None
 
 
+SweepReason = Literal["session_ended", "not_back", "idle"]
+"""``session_ended``: the last session of an ephemeral agent ended. ``not_back``: its connection was
+lost, or the broker restarted, and none of its clients came back in time. ``idle``: ``ttl_s``."""
+
+
+class SweptStatus(StatusStruct, frozen=True, kw_only=True):
+    """An agent that the broker unregistered by itself, ``age_ms`` ago."""
+
+    principal: str
+    agent: str
+    device: str
+    reason: SweepReason
+    age_ms: int = 0
+
+
+class SweepStatus(StatusStruct, frozen=True, kw_only=True):
+    """Which agents the broker unregistered by itself, since its start.
+
+    Attributes:
+        session_ended, not_back, idle: how many, by reason, of all principals.
+        last: the latest ones of the principal who asks, at most 16, the latest first.
+    """
+
+    session_ended: int = 0
+    not_back: int = 0
+    idle: int = 0
+    last: list[SweptStatus] = []
+
+
 class StatusReport(StatusStruct, frozen=True, kw_only=True):
     """The whole picture.
 
@@ -218,6 +251,7 @@ class StatusReport(StatusStruct, frozen=True, kw_only=True):
         journal_trouble: why agents and conversations would not survive a crash of the broker
             right now (a full disk); empty when all is well.
         version: of the broker's package.
+        sweep: agents that nobody wanted any more.
     """
 
     broker_epoch: int
@@ -234,6 +268,7 @@ class StatusReport(StatusStruct, frozen=True, kw_only=True):
     jobs_done: int = 0
     jobs_failed: int = 0
     journal_trouble: str = ""
+    sweep: SweepStatus = SweepStatus()
 
 
 class AgentList(StatusStruct, frozen=True, kw_only=True):

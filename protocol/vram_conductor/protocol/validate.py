@@ -21,6 +21,7 @@ from vram_conductor.protocol.check import (
     check_size,
     check_text,
 )
+from vram_conductor.protocol.conversations import Fork, History
 from vram_conductor.protocol.errors import InvalidArgument, Unimplemented
 from vram_conductor.protocol.messages import (
     Bye,
@@ -38,6 +39,7 @@ from vram_conductor.protocol.messages import (
     Status,
     Unregister,
 )
+from vram_conductor.protocol.structure import check_structure
 from vram_conductor.protocol.values import Message, Sampling
 
 
@@ -72,7 +74,7 @@ def check_hello(message: Hello) -> None:
 
 
 def check_register(message: Register) -> None:
-    """Names, n_ctx, slots, priority, sampling, ttl_s."""
+    """Names, n_ctx, slots, priority, sampling, ttl_s, linger_s."""
     check_rid(message.rid)
     check_name("agent", message.agent)
     check_text("model", message.model, limits.MODEL_CHARS_MAX, empty=False, printable=True)
@@ -85,11 +87,15 @@ def check_register(message: Register) -> None:
     check_sampling(message.sampling)
     if message.ttl_s is not None:
         check_range("ttl_s", message.ttl_s, 1, limits.TTL_S_MAX)
+    if message.linger_s is not None:
+        check_range("linger_s", message.linger_s, 0, limits.LINGER_S_MAX)
 
 
 def check_unregister(message: Unregister) -> None:
     check_rid(message.rid)
     check_name("agent", message.agent)
+    if message.principal is not None:
+        check_name("principal", message.principal)
 
 
 def check_decode(message: Decode) -> None:
@@ -102,6 +108,7 @@ def check_decode(message: Decode) -> None:
         check_range("max_tokens", message.max_tokens, 1, limits.MAX_TOKENS_MAX)
     check_sampling(message.sampling)
     _check_stop(message.stop)
+    check_structure(message.grammar, message.json_schema)
     _check_bias(message.logit_bias)
     for field, value, least, most in (
         ("window", message.window, 0, limits.SEQ_MAX),
@@ -143,6 +150,31 @@ def check_reset(message: Reset) -> None:
     check_rid(message.rid)
     check_name("agent", message.agent)
     check_name("conversation", message.conversation)
+
+
+def check_fork(message: Fork) -> None:
+    """Names, version."""
+    check_rid(message.rid)
+    check_name("agent", message.agent)
+    check_name("conversation", message.conversation)
+    check_name("to", message.to)
+    _check_version(message.expect_version)
+
+
+def check_history(message: History) -> None:
+    """Names, where to begin, version."""
+    check_rid(message.rid)
+    check_name("agent", message.agent)
+    check_name("conversation", message.conversation)
+    check_range("from_turn", message.from_turn, 0, limits.SEQ_MAX)
+    if message.from_token is not None:
+        check_range("from_token", message.from_token, 0, limits.SEQ_MAX)
+    _check_version(message.expect_version)
+
+
+def _check_version(version: int | None) -> None:
+    if version is not None:
+        check_range("expect_version", version, 0, limits.VERSION_MAX)
 
 
 def check_lease(message: Lease) -> None:
@@ -253,6 +285,8 @@ _CHECKS: dict[type, Callable[[Any], None]] = {
     Cancel: check_cancel,
     Resume: check_resume,
     Reset: check_reset,
+    Fork: check_fork,
+    History: check_history,
     Lease: check_lease,
     Ping: _check_ping,
     Bye: _check_nothing,

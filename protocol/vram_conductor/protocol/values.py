@@ -12,8 +12,9 @@ KVType = Literal["f16", "q8_0", "q4_0", "f32"]
 DeviceKind = Literal["cuda", "cpu"]
 LedgerMode = Literal["reserve", "timeshare"]
 Overflow = Literal["error", "shift"]
-StopReason = Literal["eos", "stop", "length", "cancelled"]
-"""``eos``: end-of-generation token; ``stop``: a stop string; ``length``: ``max_tokens``."""
+StopReason = Literal["eos", "stop", "length", "cancelled", "grammar"]
+"""``eos``: end-of-generation token; ``stop``: a stop string; ``length``: ``max_tokens``;
+``grammar``: nothing more may follow by the grammar or schema."""
 
 
 class Message(msgspec.Struct, frozen=True):

@@ -10,6 +10,7 @@ from functools import partial
 from vram_conductor.protocol.commands import Load, Unload
 from vram_conductor.protocol.errors import ConductorError
 from vram_conductor.protocol.values import PoolShape
+from vram_conductor.worker.dismissal import Dismissal
 from vram_conductor.worker.job import Receipt
 from vram_conductor.worker.jobs import Jobs
 from vram_conductor.worker.loader import given_up, waits
@@ -64,13 +65,18 @@ class Agents:
         *,
         has_scratch: bool,
     ) -> None:
-        """``has_scratch``: live contexts take memory beyond their buffers on this device."""
+        """``has_scratch``: live contexts take memory beyond their buffers on this device.
+
+        Attributes:
+            dismissal: frees what no agent is left for.
+        """
         self._residency = residency
         self._jobs = jobs
         self._mover = mover
         self._traffic = traffic
         self._clock = clock
         self._has_scratch = has_scratch
+        self.dismissal = Dismissal(residency, jobs, mover, clock)
 
     def load(self, command: Load, done: Callable[[Sizes | Exception], None]) -> None:
         """Admit an agent; load its weights and pool as far as that takes nothing from anybody.
@@ -120,8 +126,10 @@ class Agents:
         if command.scratch_bytes > weights.scratch_bytes + slack_bytes:
             # More slots may need more; otherwise what was measured is the truth.
             weights.scratch_bytes, weights.scratch_measured = command.scratch_bytes, False
-        weights.doomed = False
+        weights.doomed, weights.leaves_ns = False, None
         weights.path = command.path
+        if command.linger_s is not None:
+            weights.used_ns = self._clock()
         key = pool_key(command.model, command.shape.kv_type)
         pool = residency.pools.get(key)
         before = _Before(
@@ -136,7 +144,14 @@ class Agents:
         self._reshape(pool, command.shape, command.pool_bytes)
         kv_type = command.shape.kv_type
         residency.admit(
-            Agent(command.agent, command.model, kv_type, command.n_ctx, command.state_bytes)
+            Agent(
+                command.agent,
+                command.model,
+                kv_type,
+                command.n_ctx,
+                command.state_bytes,
+                command.linger_s,
+            )
         )
         residency.revision += 1
         return before
@@ -192,7 +207,7 @@ class Agents:
         if before.want is not None:
             pool.want, pool.want_bytes = before.want, before.want_bytes
             pool.measured = before.measured
-        self._drop_unowned(pool)
+        self.dismissal.drop_unowned(pool)
 
     def unload(self, command: Unload) -> None:
         """Dismiss an agent whose jobs and conversations are gone already. Idempotent."""
@@ -203,47 +218,15 @@ class Agents:
         if command.shape is not None and agent.pool in self._residency.owned_pools():
             # A pool that is larger than wanted stays as it is until room is needed.
             self._reshape(pool, command.shape, command.pool_bytes)
-        self._drop_unowned(pool)
-
-    def _drop_unowned(self, pool: PoolState) -> None:
-        """Free what no agent is left for."""
-        residency = self._residency
-        if pool.key not in residency.owned_pools():
-            self._mover.close_pool(pool, Receipt())
-            residency.pools.pop(pool.key, None)
-        weights = pool.weights
-        if weights.model not in residency.owned_models():
-            for key in [key for key, item in residency.pools.items() if item.weights is weights]:
-                self._mover.close_pool(residency.pools.pop(key), Receipt())
-            self._drop_weights(weights)
-        residency.revision += 1
-
-    def _drop_weights(self, weights: Weights) -> None:
-        weights.doomed = weights.readers > 0
-        if not weights.doomed:
-            self._mover.unload(weights, Receipt())
-            self._residency.weights.pop(weights.model, None)
+        self.dismissal.drop_unowned(pool, agent.linger_s or 0)
 
     def released(self, weights: Weights) -> None:
         """Nobody reads its vocabulary any more: do what had to wait for that."""
         if weights.doomed:
-            self._drop_weights(weights)
+            self.dismissal.drop_weights(weights)
         if self._residency.resident_bytes() > self._residency.budget_bytes:
             self.set_budget(self._residency.budget_bytes, self._clock())
         self._residency.revision += 1
-
-    def disown_all(self) -> None:
-        """A new broker: it will load its agents again; what they had stays where it is."""
-        for key in list(self._residency.agents):
-            self._residency.dismiss(key)
-        self._residency.revision += 1
-
-    def sweep(self) -> None:
-        """Free everything that no agent has claimed."""
-        owned = self._residency.owned_pools()
-        for pool in list(self._residency.pools.values()):
-            if pool.key not in owned:
-                self._drop_unowned(pool)
 
     def set_budget(self, budget_bytes: int, now_ns: int) -> None:
         """Take a new budget and get down to it; jobs that lose their place wait. Not while

@@ -28,6 +28,7 @@ from vram_conductor.protocol.config import (
     worker_endpoint,
 )
 from vram_conductor.protocol.errors import ConductorError, InvalidArgument
+from vram_conductor.protocol.key_files import load_key
 from vram_conductor.protocol.version import VERSION
 from vram_conductor.worker import logs
 from vram_conductor.worker.arena_dir import ArenaDir
@@ -174,11 +175,13 @@ def connect(options: Options, parts: Parts, inbox: Inbox, stack: ExitStack) -> E
     digester = Digester(enabled=worker.verify_digest)
     stack.callback(digester.close)
     resolver = open_resolver(worker)
+    key = load_key(Path(worker.key).expanduser()) if worker.key else None
     link = Link(
         worker_endpoint(options.config.broker),
         lambda item: route(item),
         lambda: loop.progress(),
         worker.hang_ms,
+        key,
     )
     stack.callback(link.close)
     worker_epoch = parts.identity.worker_epoch

@@ -42,9 +42,6 @@ from vram_conductor.worker.streams import Joining, Streams
 from vram_conductor.worker.traffic import Traffic
 from vram_conductor.worker.turns import Turns
 
-UNCLAIMED_NS = 60_000_000_000
-"""How long what a former broker had loaded waits to be claimed by LOAD."""
-
 PARAMS = "unified"
 """Fingerprint of the context parameters that a parked state depends on."""
 
@@ -90,7 +87,6 @@ class Core:
         self._store = store = SharedStore(store)
         self._stepping = False
         self._broker_epoch: int | None = None
-        self._sweep_ns: int | None = None
         self._tended = -1
         residency, jobs, outbox = self.residency, self.jobs, self.outbox
         self._traffic = traffic = Traffic(lanes or InlineLanes())
@@ -194,7 +190,7 @@ class Core:
     def wake_ns(self) -> int | None:
         """When :meth:`step` has something to do though no command came; None: never."""
         times = [deadlines.next_ns(self.jobs), self._streams.next_ns()]
-        times += [self._sweep_ns] if not self.hauling else []
+        times += [self._agents.dismissal.next_ns()] if not self.hauling else []
         times += [self._dispatch.drain_ns] if self._dispatch.drains else []
         return min((at for at in times if at is not None), default=None)
 
@@ -212,8 +208,7 @@ class Core:
         if self._broker_epoch not in (None, message.broker_epoch):
             # Nobody is left who could use what was said to the former one.
             self.outbox.take()
-        self._agents.disown_all()
-        self._sweep_ns = now_ns + UNCLAIMED_NS
+        self._agents.dismissal.disown_all(now_ns)
         self._broker_epoch = message.broker_epoch
         known = set(message.conversations)
         for key in list(self.residency.conversations):
@@ -275,9 +270,8 @@ class Core:
     def _expire(self, now_ns: int) -> None:
         for job in deadlines.overdue(self.jobs, now_ns):
             self._ends.failed(job, deadlines.timed_out(job, self.why_waiting(job)))
-        if self._sweep_ns is not None and now_ns >= self._sweep_ns and not self.hauling:
-            self._sweep_ns = None
-            self._agents.sweep()
+        if not self.hauling:
+            self._agents.dismissal.tidy(now_ns)
 
     def why_waiting(self, job: Job) -> str:
         """``slots``, ``cells``, ``bytes``, ``budget``; empty if it is not known to wait."""

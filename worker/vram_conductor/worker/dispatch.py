@@ -14,6 +14,7 @@ from vram_conductor.protocol.commands import (
     Budget,
     CancelRun,
     Command,
+    Copy,
     Drain,
     Failed,
     Forget,
@@ -26,6 +27,7 @@ from vram_conductor.protocol.commands import (
 from vram_conductor.protocol.errors import FailedPrecondition, NotFound, Unavailable
 from vram_conductor.protocol.values import AgentKey, ConversationKey
 from vram_conductor.worker.agents import Agents, Sizes
+from vram_conductor.worker.copying import Copying
 from vram_conductor.worker.ends import Ends
 from vram_conductor.worker.intake import take_transcript
 from vram_conductor.worker.job import Job
@@ -34,7 +36,7 @@ from vram_conductor.worker.outbox import Outbox, info_of
 from vram_conductor.worker.parking import Parking
 from vram_conductor.worker.preparing import Preparing
 from vram_conductor.worker.residency import Residency
-from vram_conductor.worker.store import Store
+from vram_conductor.worker.shared_store import SharedStore
 from vram_conductor.worker.traffic import Traffic
 
 log = logging.getLogger(__name__)
@@ -62,7 +64,7 @@ class Dispatch:
         agents: Agents,
         ends: Ends,
         parking: Parking,
-        store: Store,
+        store: SharedStore,
         outbox: Outbox,
         clock: Callable[[], int],
         preparing: Preparing,
@@ -78,6 +80,7 @@ class Dispatch:
         self._clock = clock
         self._preparing = preparing
         self._traffic = traffic
+        self._copying = Copying(residency, jobs, store, outbox, traffic)
         self._deferred: deque[tuple[Command, Sequence[bytes]]] = deque()
         self.drains: list[Drain] = []
         self.drain_ns = 0
@@ -111,6 +114,8 @@ class Dispatch:
             case Run(conversation=key):
                 if any(_names(item, key.agent_key) for item, _ in self._deferred):
                     return True
+                if self._copying.agent == key.agent_key:
+                    return True
                 # Its transcript may just be looked at, to see what is worth parking.
                 known = self._residency.conversations.get(key)
                 pool = known.pool if known else None
@@ -142,6 +147,9 @@ class Dispatch:
                 return
             case Load():
                 self._load(command, now_ns)
+                return
+            case Copy():
+                self._copying.begin(command)
                 return
             case Drain():
                 self._start_drain(command, now_ns)
@@ -258,4 +266,6 @@ def _names(command: Command, agent: AgentKey) -> bool:
             return command.agent == agent
         case Run() | Forget():
             return command.conversation.agent_key == agent
+        case Copy():
+            return command.target.agent_key == agent
     return False

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,6 +53,10 @@ class Sampler(Protocol):
     """A sampler chain of one job (penalties → bias → top-k … → distribution or greedy). It needs
     no open model: a job that was preempted keeps its sampler while its model is unloaded."""
 
+    @property
+    def finished(self) -> bool:
+        """By the grammar nothing may follow what was sampled so far. False without one."""
+
     def accept(self, token: int) -> None:
         """Tell the penalties about a token that was not sampled here (the prompt)."""
 
@@ -81,7 +85,8 @@ class Pool(Protocol):
         """Sample from the logits that the last ``decode`` computed for ``slot``.
 
         Raises ConductorError ``bad_logits``: they are no numbers; nor, from now on, is what any
-        slot of this pool computes: close it.
+        slot of this pool computes: close it. ``grammar_dead_end``, ``grammar_too_ambiguous``:
+        the job's own fault.
         """
 
     def pos_min(self, slot: int) -> int:
@@ -181,8 +186,17 @@ class Model(Protocol):
         ``bad_messages`` (the template refuses them), ``template_limit``.
         """
 
-    def sampler(self, sampling: Sampling, bias: Sequence[tuple[int, float]], seed: int) -> Sampler:
-        """Build a sampler chain. Raises InvalidArgument with the parameter's name."""
+    def sampler(
+        self,
+        sampling: Sampling,
+        bias: Sequence[tuple[int, float]],
+        seed: int,
+        *,
+        grammar: str | None = None,
+        json_schema: dict[str, Any] | None = None,
+    ) -> Sampler:
+        """Build a sampler chain. Raises InvalidArgument with the parameter's name, and what is
+        wrong with ``grammar`` or ``json_schema``; FailedPrecondition ``no_vocabulary``."""
 
     def back_up(self) -> None:
         """Copy the weights to pinned host memory, once: they never change. Only while awake.

@@ -121,6 +121,8 @@ class Finishing:
         limit = job.run.max_tokens
         if job.text.stopped_by is not None:
             self._ends.done(job, "stop")
+        elif job.sampler is not None and job.sampler.finished:
+            self._ends.done(job, "grammar")
         elif (limit is not None and job.generated >= limit) or len(job.work) >= job.n_ctx:
             self._ends.done(job, "length")
 

@@ -18,11 +18,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import zmq
-from zmq.utils.monitor import recv_monitor_message
 
+from vram_conductor.protocol import handshake
 from vram_conductor.protocol.codec import BROKER_TO_WORKER, WORKER_TO_BROKER
 from vram_conductor.protocol.commands import Ready, ToWorker, WorkerPing, WorkerRefused
 from vram_conductor.protocol.errors import ConductorError, ErrorInfo
+from vram_conductor.protocol.keys import KeyFile
 from vram_conductor.protocol.sockets import SendResult, Socket, connect, receive, send
 from vram_conductor.worker import watchdog
 from vram_conductor.worker.backlog import Backlog
@@ -34,8 +35,6 @@ log = logging.getLogger(__name__)
 
 TICK_MS = 1_000
 """Longest sleep: the watchdog is asked at least this often."""
-
-_EVENTS = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
 
 WELCOME_MS = 100
 """How long leaving waits for a session that may just be opening."""
@@ -84,6 +83,7 @@ class Link:
         deliver: takes what comes in; called on the IO thread, must not block.
         progress: asks the engine's work loop.
         hang_ms: leave the process when the engine hangs; 0 never does.
+        key: shown to the broker over tcp.
     """
 
     def __init__(
@@ -92,8 +92,11 @@ class Link:
         deliver: Callable[[Inbound], None],
         progress: Progress,
         hang_ms: int = 0,
+        key: KeyFile | None = None,
     ) -> None:
         self._endpoint = endpoint
+        self._key = key if endpoint.startswith("tcp://") else None
+        self._warned = False
         self._deliver = deliver
         self._progress = progress
         self._hang_ms = hang_ms
@@ -106,9 +109,7 @@ class Link:
         self._closing = threading.Event()
         self._backlog = Backlog()
         self._session = Session(time.monotonic_ns())
-        self._asked_engine = False
-        self._was_full = False
-        self._connected = False
+        self._asked_engine = self._was_full = self._connected = False
         self._thread = threading.Thread(target=self._run, name="link", daemon=True)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         # Bad endpoints are the caller's to hear about.
@@ -138,7 +139,7 @@ class Link:
 
     def _connect(self) -> Socket:
         self._connected = False
-        socket = connect(self._context, self._endpoint, prepare=self._attach_monitor)
+        socket = connect(self._context, self._endpoint, prepare=self._attach_monitor, key=self._key)
         self._poller = zmq.Poller()
         self._poller.register(self._wake_fd, zmq.POLLIN)
         self._poller.register(self._monitor, zmq.POLLIN)
@@ -146,7 +147,7 @@ class Link:
         return socket
 
     def _attach_monitor(self, socket: Socket) -> None:
-        self._monitor: Socket = socket.get_monitor_socket(_EVENTS)
+        self._monitor: Socket = socket.get_monitor_socket(handshake.EVENTS)
 
     def _run(self) -> None:
         try:
@@ -208,11 +209,18 @@ class Link:
             log.warning("nothing here ran for %d ms: stopped?", self._watchdog.paused_ms)
 
     def _read_monitor(self, now_ns: int) -> None:
-        while self._monitor.poll(0):
-            news = recv_monitor_message(self._monitor, zmq.DONTWAIT)
-            if news["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                self._connected = True
-            else:
+        while (news := receive(self._monitor)) is not None:
+            event, value = handshake.read_news(news.frames)
+            if event == handshake.SUCCEEDED:
+                self._connected, self._warned = True, False
+                continue
+            failure = handshake.judge(event, value, self._endpoint, self._key)
+            if failure is not None and failure.final:
+                self._deliver(Refused(failure.error.info))
+            elif failure is not None and not self._warned:
+                self._warned = True
+                log.warning("%s", failure.error)
+            if event == handshake.DISCONNECTED:
                 self._lose("disconnected", now_ns)
                 self._reconnect()
 

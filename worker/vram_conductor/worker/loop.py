@@ -32,13 +32,7 @@ from vram_conductor.worker.digest import Digester
 from vram_conductor.worker.exits import EXIT_OK, EXIT_TEMPORARY, EXIT_UNAVAILABLE
 from vram_conductor.worker.gauge import Sampler
 from vram_conductor.worker.identity import Identity
-from vram_conductor.worker.link import (
-    Arrived,
-    Inbound,
-    ReadyWanted,
-    Refused,
-    SessionLost,
-)
+from vram_conductor.worker.link import Arrived, Inbound, ReadyWanted, Refused, SessionLost
 from vram_conductor.worker.outbox import Sent
 from vram_conductor.worker.reporter import Reporter
 from vram_conductor.worker.resolver import Resolver
@@ -288,6 +282,7 @@ class EngineLoop:
             host_lines=[*report.host_lines, *([spare] if spare.bytes else [])],
             places=report.places,
             swaps=report.swaps,
+            lingered=report.lingered,
             rates=report.rates,
             base_bytes=core.residency.base_bytes,
         )

@@ -28,6 +28,7 @@ _WORKER_FLAGS = {
     "catalogue": "the model catalogue (models.toml)",
     "sample-ms": "period of the memory sample",
     "hang-ms": "exit when the engine is busy and makes no step for this long",
+    "key": "key file, for a broker over tcp",
     "lanes": "threads: models compute side by side; inline: one at a time; auto: as the device is",
 }
 """Flags that lay over keys of the ``[worker]`` section."""

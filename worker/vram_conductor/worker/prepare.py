@@ -88,7 +88,13 @@ def prepare(task: Task) -> Prepared:
     check_ids(task.transcript.ids.view(), model.info.n_vocab, "bad_transcript")
     prompt = build_prompt(model, task.transcript, run, task.n_ctx)
     sampling = run.sampling.over(SAMPLING_DEFAULTS)
-    sampler = model.sampler(sampling, run.logit_bias, task.seed)
+    sampler = model.sampler(
+        sampling,
+        run.logit_bias,
+        task.seed,
+        grammar=run.grammar,
+        json_schema=run.json_schema,
+    )
     _accept(sampler, prompt.ids, sampling.penalty_last_n or 0)
     return Prepared(prompt, sampler)
 

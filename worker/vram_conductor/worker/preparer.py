@@ -48,7 +48,7 @@ class _Lane:
 
 def _is_tiny(task: Task) -> bool:
     run = task.run
-    if run.messages is not None or task.size > TINY_CHARS:
+    if run.messages is not None or run.structured or task.size > TINY_CHARS:
         return False
     return len(task.transcript.ids) + len(run.tokens or ()) <= TINY_TOKENS
 

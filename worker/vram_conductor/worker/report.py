@@ -26,6 +26,7 @@ class Report:
     host_lines: list[Line]
     places: list[Place]
     swaps: int
+    lingered: int
     own_bytes: int
     rates: dict[str, MoveRate] = field(compare=False)
     """History, not a place: two reports of the same picture are equal."""
@@ -44,6 +45,7 @@ def report(
         host_lines,
         places,
         swaps,
+        residency.lingered,
         residency.resident_bytes() - residency.reserve_bytes,
         residency.rates.report(),
     )

@@ -34,6 +34,7 @@ class Agent:
         kv_type: element type of its KV.
         n_ctx: its guaranteed context, in tokens.
         state_bytes: size of its largest parked state.
+        linger_s: its weights leave so long after the last job; None: not for that.
     """
 
     key: AgentKey
@@ -41,6 +42,7 @@ class Agent:
     kv_type: KVType
     n_ctx: int
     state_bytes: int
+    linger_s: int | None = None
 
     @property
     def pool(self) -> str:
@@ -67,7 +69,7 @@ class Weights:
         unbackable: a backup was refused; it is not tried again before the next LOAD.
         load_ms: what the last load took.
         readers: preparations that read its vocabulary on another thread: it stays loaded.
-        doomed: no agent is left; it goes when the last reader has.
+        doomed: no agent is left; it goes when the last reader has. leaves_ns: or else at that time.
     """
 
     model: str
@@ -84,6 +86,7 @@ class Weights:
     used_ns: int = 0
     readers: int = 0
     doomed: bool = False
+    leaves_ns: int | None = None
 
     @property
     def resident(self) -> bool:
@@ -201,6 +204,7 @@ class Residency:
         revision: counts changes that a report of what is where would show.
         rates: what moves took.
         shortage: the last time that the device had less than the budget says.
+        lingered: how often weights left because nobody had used them for long enough.
     """
 
     def __init__(self, base_bytes: int, budget_bytes: int) -> None:
@@ -210,6 +214,7 @@ class Residency:
         self.revision = 0
         self.rates = Rates()
         self.shortage: Shortage | None = None
+        self.lingered = 0
         self.agents: dict[AgentKey, Agent] = {}
         self._owned: tuple[frozenset[str], frozenset[str]] | None = None
         self.weights: dict[str, Weights] = {}

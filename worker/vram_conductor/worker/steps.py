@@ -188,7 +188,7 @@ def _rounds(shares: Sequence[Share], jobs: Sequence[Job]) -> int:
 def _left(job: Job, count: int) -> int:
     """How many tokens a job can get before it ends; 1 where only its text can tell, or where it
     is not due after ``count`` more."""
-    if count < job.pending or job.run.stop:
+    if count < job.pending or job.run.stop or job.run.structured:
         return 1
     left = job.n_ctx - len(job.work)
     limit = job.run.max_tokens

@@ -1,4 +1,4 @@
-"""What clients ask about agents (*pure*): REGISTER, UNREGISTER, RESET, LIST."""
+"""What clients ask about agents (*pure*): REGISTER, UNREGISTER, LIST."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from vram_conductor.broker.errors import (
 )
 from vram_conductor.broker.journal.records import AgentRegistered
 from vram_conductor.broker.ledger import admission, refusal
+from vram_conductor.broker.permissions import check_quota, quota_of
 from vram_conductor.broker.registry import Agent
 from vram_conductor.broker.report import agent_list, agent_status
 from vram_conductor.broker.sessions import Session
@@ -36,7 +37,7 @@ from vram_conductor.protocol.errors import (
     NotFound,
     error_from_info,
 )
-from vram_conductor.protocol.messages import List, Ok, Register, Reset, Unregister
+from vram_conductor.protocol.messages import List, Ok, Register, Unregister
 from vram_conductor.protocol.status import AgentList
 from vram_conductor.protocol.values import AgentKey
 
@@ -101,7 +102,7 @@ class AgentDesk:
     def unregister(self, session: Session, message: Unregister) -> None:
         """Remove an agent, registered or about to be."""
         state = self._state
-        key = AgentKey(session.principal, message.agent)
+        key = AgentKey(message.principal or session.principal, message.agent)
         error = ErrorInfo(
             Code.CANCELLED, "agent_removed", f"agent {key.agent!r} was unregistered meanwhile"
         )
@@ -138,13 +139,6 @@ class AgentDesk:
         for pending in list(self.registration):
             self.registration.abort(pending, error)
 
-    def reset(self, session: Session, message: Reset) -> None:
-        """Forget a conversation."""
-        key = AgentKey(session.principal, message.agent)
-        version = self._removal.reset(key, message.conversation)
-        self._reload.reconsider(self._state.registry.get(key))
-        self._state.to_client(session.peer, Ok(rid=message.rid, body={"version": version}))
-
     def list_agents(self, session: Session, message: List) -> None:
         """The principal's agents."""
         agents = list(self._state.registry.of(session.principal))
@@ -165,15 +159,14 @@ class AgentDesk:
         """A registration has succeeded: from now on the agent exists."""
         state = self._state
         state.registry.add(agent)
-        if agent.spec.ephemeral:
-            for peer, _ in waiters:
-                self._own(agent, peer)
-        else:
-            state.append(
-                AgentRegistered(
-                    agent=agent.key, spec=agent.spec, device=agent.device, model=agent.model
-                )
+        for peer, _ in waiters if agent.spec.ephemeral else ():
+            self._own(agent, peer)
+        state.append(
+            AgentRegistered(
+                agent=agent.key, spec=agent.spec, device=agent.device, model=agent.model
             )
+        )
+        state.used(agent)
         self._removal.watch_idle(agent)
         state.log("info", "agent_registered", agent=str(agent.key), device=agent.device)
         for peer, rid in waiters:
@@ -195,7 +188,7 @@ class AgentDesk:
     def _registered_already(self, session: Session, message: Register, agent: Agent) -> None:
         """If it is suspended, it is tried once more; if it is on its way back, the answer is what
         comes of that."""
-        agent.used_ns = self._state.now_ns
+        self._state.used(agent)
         if agent.spec.ephemeral:
             self._own(agent, session.peer)
         device = self._state.devices[agent.device]
@@ -222,10 +215,9 @@ class AgentDesk:
     def _check_room(self, principal: str) -> None:
         state = self._state
         pending = [item.key.principal for item in self.registration]
-        deny = admission.check_agents(
-            len(state.registry) + len(pending),
-            state.registry.count(principal) + pending.count(principal),
-        )
+        own = state.registry.count(principal) + pending.count(principal)
+        check_quota(principal, "agents", own, 1, quota_of(state, principal).agents)
+        deny = admission.check_agents(len(state.registry) + len(pending), own)
         if deny is not None:
             raise error_from_info(refusal.error(deny))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from vram_conductor.broker.errors import bad_reply_error
+from vram_conductor.broker.journal.records import AgentSpec
 from vram_conductor.broker.state import State
 from vram_conductor.broker.workers.commanding import Commander
 from vram_conductor.broker.workers.devices import Device
@@ -24,7 +25,9 @@ class Loading:
         self._state = state
         self._commander = commander
 
-    def load(self, device: Device, key: AgentKey, model: ModelInfo, on_done: OnLoaded) -> int:
+    def load(
+        self, device: Device, key: AgentKey, model: ModelInfo, spec: AgentSpec, on_done: OnLoaded
+    ) -> int:
         """Load an agent that the ledger has (reserved or committed); returns the op."""
         claim = device.ledger.claim_of(key)
         assert claim is not None
@@ -58,6 +61,7 @@ class Loading:
                 pool_bytes=pool.bytes,
                 scratch_bytes=claim.scratch_bytes,
                 budget_bytes=budget_bytes,
+                linger_s=spec.linger_s,
             ),
             on_reply=reply,
             on_lost=on_done,

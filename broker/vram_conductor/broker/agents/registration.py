@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 import msgspec
 
@@ -23,6 +24,7 @@ from vram_conductor.broker.ledger import admission, refusal
 from vram_conductor.broker.ledger.admission import Refusal
 from vram_conductor.broker.ledger.claims import Measured
 from vram_conductor.broker.ledger.decisions import Admit, Deny, Reservation, Stale
+from vram_conductor.broker.permissions import within_quota
 from vram_conductor.broker.registry import Agent
 from vram_conductor.broker.state import State
 from vram_conductor.broker.workers.commanding import Commander
@@ -159,6 +161,9 @@ class Registration:
 
     # --- steps --------------------------------------------------------------------------------
 
+    def _within(self, pending: Pending, answer: Answer) -> None:
+        self._answered(pending, within_quota(self._state, pending.inquiry, answer))
+
     def _answered(self, pending: Pending, answer: Answer) -> None:
         match answer:
             case Admit():
@@ -184,9 +189,7 @@ class Registration:
                     self._ask_again(pending, shorter)
 
     def _inquiry(self, key: AgentKey, spec: AgentSpec, devices: tuple[str, ...]) -> Inquiry:
-        return Inquiry(
-            key, spec, devices, lambda answer: self._answered(self._pending[key], answer)
-        )
+        return Inquiry(key, spec, devices, lambda answer: self._within(self._pending[key], answer))
 
     def _ask_again(self, pending: Pending, spec: AgentSpec) -> None:
         """The configuration's n_ctx is more than the model can have: a default is no demand."""
@@ -222,7 +225,7 @@ class Registration:
         pending.model = pending.inquiry.models[device.id]
         self._progress(pending, "load", total=pending.model.file_bytes)
         pending.op = self._loading.load(
-            device, pending.key, pending.model, lambda result: self._loaded(pending, result)
+            device, pending.key, pending.model, pending.spec, partial(self._loaded, pending)
         )
 
     def _loaded(self, pending: Pending, result: Loaded | ErrorInfo) -> None:

@@ -192,7 +192,11 @@ class Reload:
         back.model = model
         back.shape = None if pool is None else pool.shape
         back.op = self._loading.load(
-            device, back.agent.key, model, lambda result: self._loaded(back, device, result)
+            device,
+            back.agent.key,
+            model,
+            back.agent.spec,
+            lambda result: self._loaded(back, device, result),
         )
 
     def _loaded(self, back: Return, device: Device, result: Loaded | ErrorInfo) -> None:
@@ -232,12 +236,9 @@ class Reload:
             model = msgspec.structs.replace(model, digest=agent.model.digest)
         if model != agent.model:
             agent.model = model
-            if not agent.spec.ephemeral:
-                self._state.append(
-                    AgentRegistered(
-                        agent=agent.key, spec=agent.spec, device=agent.device, model=model
-                    )
-                )
+            self._state.append(
+                AgentRegistered(agent=agent.key, spec=agent.spec, device=agent.device, model=model)
+            )
         agent.state = "ready"
         self._state.dispatch_due.add(agent.device)
         self._returned(agent, None, back.waiters)

@@ -1,4 +1,4 @@
-"""Agents and conversations that go (*pure*): UNREGISTER, RESET, idle time, end of a session."""
+"""Agents that go (*pure*): UNREGISTER, idle time, end of a session."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ from collections.abc import Callable
 
 from vram_conductor.broker.agents.loading import Loading
 from vram_conductor.broker.agents.reload import Reload
+from vram_conductor.broker.agents.sweep import Swept, idle_due_ns
 from vram_conductor.broker.errors import gone_error
 from vram_conductor.broker.jobs.attempts import Attempts
-from vram_conductor.broker.journal.records import AgentRemoved, ConversationReset
+from vram_conductor.broker.journal.records import AgentRemoved
 from vram_conductor.broker.registry import Agent
+from vram_conductor.broker.sessions import Leave, orphan_ms
 from vram_conductor.broker.state import State
-from vram_conductor.broker.workers.commanding import Commander
-from vram_conductor.protocol.commands import Forget
-from vram_conductor.protocol.errors import ErrorInfo, FailedPrecondition
+from vram_conductor.protocol import limits
+from vram_conductor.protocol.errors import ErrorInfo
+from vram_conductor.protocol.status import SweepReason
 from vram_conductor.protocol.values import AgentKey
 
 
@@ -23,13 +25,11 @@ class Removal:
     def __init__(
         self,
         state: State,
-        commander: Commander,
         loading: Loading,
         reload: Reload,
         attempts: Attempts,
     ) -> None:
         self._state = state
-        self._commander = commander
         self._loading = loading
         self._reload = reload
         self._attempts = attempts
@@ -46,6 +46,7 @@ class Removal:
         device.ledger.release(key)
         state.registry.remove(key)
         state.timers.cancel(("ttl", key))
+        state.timers.cancel(("grace", key))
         for peer in agent.owners:
             session = state.sessions.find(peer)
             if session is not None:
@@ -54,68 +55,59 @@ class Removal:
             device.places.pop(conversation.key, None)
             if device.link is not None:
                 device.link.known.pop(conversation.key, None)
-        if not agent.spec.ephemeral:
-            state.append(AgentRemoved(agent=key))
+        state.append(AgentRemoved(agent=key))
         state.log("info", "agent_removed", agent=str(key), reason=error.reason)
         self._loading.unload(device, key, agent.model.model, agent.spec.kv_type, on_done)
 
-    def reset(self, key: AgentKey, name: str) -> int:
-        """Forget a conversation's tokens and KV; returns its version.
-
-        Raises NotFound ``no_such_agent``, FailedPrecondition ``conversation_busy``.
-        """
-        state = self._state
-        agent = state.registry.get(key)
-        conversation = agent.conversations.get(name)
-        if conversation is None:
-            return 0
-        if conversation.busy:
-            raise FailedPrecondition(
-                "conversation_busy",
-                f"conversation {name!r} has a job in flight; wait for it, or cancel it first",
-                retryable=True,
-                conversation=name,
-            )
-        conversation.clear()
-        if not agent.spec.ephemeral:
-            state.append(
-                ConversationReset(conversation=conversation.key, version=conversation.version)
-            )
-        device = state.devices[agent.device]
-        device.places.pop(conversation.key, None)
-        if device.link is not None:
-            device.link.known.pop(conversation.key, None)
-            self._commander.send(
-                device,
-                lambda epoch, op: Forget(broker_epoch=epoch, op=op, conversation=conversation.key),
-            )
-        return conversation.version
-
-    def session_ended(self, peer: bytes, agents: set[AgentKey]) -> None:
-        """Ephemeral agents go with the last session that registered them."""
+    def session_ended(self, peer: bytes, agents: set[AgentKey], how: Leave) -> None:
+        """Ephemeral agents go with the last session that registered them; a client whose
+        connection was lost may come back, and they wait for it as its running jobs do."""
+        grace_ms = orphan_ms(self._state.config.broker, how)
         for key in sorted(agents):
             agent = self._state.registry.find(key)
             if agent is None:
                 continue
             agent.owners.discard(peer)
-            if not agent.owners:
-                self.remove(agent, gone_error(agent.key, "its session ended"), lambda: None)
+            if grace_ms:
+                self._state.timers.set(("grace", key), self._state.in_ms(grace_ms))
+            elif not agent.owners and ("grace", key) not in self._state.timers:
+                self._sweep(agent, "session_ended", "its session ended")
+
+    def restored(self, agent: Agent) -> None:
+        """The journal had it: its time goes on, and its clients may come back."""
+        if agent.spec.ephemeral:
+            due_ns = self._state.in_ms(limits.COME_BACK_MS)
+            self._state.timers.set(("grace", agent.key), due_ns)
+        self.watch_idle(agent)
+
+    def grace_over(self, key: AgentKey) -> None:
+        """Nobody else may come back: an ephemeral agent without a session goes."""
+        agent = self._state.registry.find(key)
+        if agent is not None and not agent.owners:
+            self._sweep(agent, "not_back", "none of its clients came back in time")
 
     def idle(self, key: AgentKey) -> None:
         """The ttl timer of an agent: remove it, or look again later if it was used."""
         agent = self._state.registry.find(key)
-        if agent is None or agent.spec.ttl_s is None:
+        if agent is None:
             return
-        due_ns = agent.used_ns + agent.spec.ttl_s * 1_000_000_000
-        if agent.busy or self._state.now_ns < due_ns:
-            self.watch_idle(agent)
+        due_ns = self._idle_due_ns(agent)
+        if due_ns is not None and due_ns <= self._state.now_ns:
+            self._sweep(agent, "idle", f"it was idle for {agent.spec.ttl_s} s")
         else:
-            error = gone_error(agent.key, f"it was idle for {agent.spec.ttl_s} s")
-            self.remove(agent, error, lambda: None)
+            self.watch_idle(agent)
 
     def watch_idle(self, agent: Agent) -> None:
         """Arm the ttl timer, if the agent has one."""
-        ttl_s = agent.spec.ttl_s
-        if ttl_s is not None:
-            since_ns = self._state.now_ns if agent.busy else agent.used_ns
-            self._state.timers.set(("ttl", agent.key), since_ns + ttl_s * 1_000_000_000)
+        due_ns = self._idle_due_ns(agent)
+        if due_ns is not None:
+            self._state.timers.set(("ttl", agent.key), due_ns)
+
+    def _idle_due_ns(self, agent: Agent) -> int | None:
+        now_ns = self._state.now_ns
+        return idle_due_ns(agent.spec.ttl_s, agent.used_ns, now_ns, busy=agent.busy)
+
+    def _sweep(self, agent: Agent, reason: SweepReason, why: str) -> None:
+        swept = Swept(agent.key, agent.device, reason, self._state.now_ns)
+        self._state.sweeps.note(swept)
+        self.remove(agent, gone_error(agent.key, why), lambda: None)

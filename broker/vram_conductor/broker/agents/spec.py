@@ -30,6 +30,7 @@ def spec_of(message: Register, config: BrokerConfig, *, bare_path: bool) -> Agen
         sampling=message.sampling,
         ephemeral=message.ephemeral,
         ttl_s=message.ttl_s,
+        linger_s=message.linger_s,
         bare_path=bare_path,
         defaulted=defaulted,
     )

@@ -118,6 +118,7 @@ class Attempts:
             attempt.generated += pack_tokens(message.ids)
         except ConductorError:
             return self._nonsense(job, "RUN_TOKENS with impossible ids")
+        attempt.said.append(message.text)
         if job.first_token_ns is None:
             job.first_token_ns = self._state.now_ns
         ids = tuple(message.ids) if request.return_ids else ()

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from vram_conductor.broker.errors import queue_timeout_error, timeout_error, transcript_error
+from vram_conductor.broker.errors import (
+    queue_timeout_error,
+    timeout_error,
+    transcript_error,
+    version_error,
+)
 from vram_conductor.broker.jobs.attempts import Attempts
 from vram_conductor.broker.jobs.ending import Ending
 from vram_conductor.broker.jobs.hindrance import shut_out
@@ -14,7 +19,8 @@ from vram_conductor.broker.workers.devices import Device
 from vram_conductor.broker.workers.links import WorkerLink
 from vram_conductor.protocol import limits
 from vram_conductor.protocol.commands import Run
-from vram_conductor.protocol.errors import Code, ErrorInfo
+from vram_conductor.protocol.errors import ErrorInfo
+from vram_conductor.protocol.structure import FEATURE, no_structure
 from vram_conductor.protocol.values import SAMPLING_DEFAULTS
 
 SENT_MAX = 2
@@ -44,7 +50,7 @@ class Dispatcher:
                 return
             agent = state.registry.get(job.key.agent_key)
             conversation = agent.conversations[job.key.conversation]
-            error = self._refusal(job, conversation)
+            error = self._refusal(job, conversation, link)
             if error is not None:
                 self._ending.error(job, error)
                 continue
@@ -72,7 +78,7 @@ class Dispatcher:
         # At the worker it would take the place of a job that fits.
         return not shut_out(self._state.devices[job.device], agent.key)
 
-    def _refusal(self, job: Job, conversation: Conversation) -> ErrorInfo | None:
+    def _refusal(self, job: Job, conversation: Conversation, link: WorkerLink) -> ErrorInfo | None:
         """What has changed since the job was accepted."""
         now_ns = self._state.now_ns
         if job.deadline_ns is not None and now_ns >= job.deadline_ns:
@@ -86,15 +92,11 @@ class Dispatcher:
         if len(conversation.transcript) > limits.FRAME_BYTES_MAX:
             return transcript_error(conversation.tokens)
         assert job.message is not None
+        if job.message.structured and FEATURE not in link.ready.features:
+            return no_structure(f"the worker of {job.device}").info
         expected = job.message.expect_version
         if expected is not None and expected != conversation.version:
-            return ErrorInfo(
-                Code.ABORTED,
-                "version_mismatch",
-                f"conversation {job.key.conversation!r} has version {conversation.version}, not "
-                f"{expected}: somebody (or an earlier try of yours) changed it; look, then resend",
-                details={"expected": expected, "version": conversation.version},
-            )
+            return version_error(job.key.conversation, expected, conversation.version)
         return None
 
     def _run(self, device: Device, job: Job, agent: Agent, conversation: Conversation) -> None:
@@ -128,6 +130,8 @@ class Dispatcher:
                 max_tokens=request.max_tokens,
                 sampling=request.sampling.over(agent.spec.sampling).over(SAMPLING_DEFAULTS),
                 stop=request.stop,
+                grammar=request.grammar,
+                json_schema=request.json_schema,
                 logit_bias=request.logit_bias,
                 timeout_ms=timeout_ms,
                 priority=job.priority,

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import msgspec
 
+from vram_conductor.broker.conversations.said import said
 from vram_conductor.broker.jobs.delivery import Delivery
-from vram_conductor.broker.jobs.job import Job
+from vram_conductor.broker.jobs.job import Attempt, Job
 from vram_conductor.broker.journal.records import ConversationCommitted
+from vram_conductor.broker.journal.restored import ID_BYTES
 from vram_conductor.broker.ledger.tenants import own_names
 from vram_conductor.broker.registry import Agent, Conversation, drop_if_unused
 from vram_conductor.broker.state import MS, State
@@ -56,24 +58,37 @@ class Ending:
             return conversation.version
         link = self._state.devices[job.device].link
         if attempt.generated:
-            ids = attempt.prompt + bytes(attempt.generated)
-            conversation.commit(attempt.keep, ids)
-            agent = self._state.registry.get(job.key.agent_key)
-            if not agent.spec.ephemeral:
-                self._state.append(
-                    ConversationCommitted(
-                        conversation=job.key,
-                        version=conversation.version,
-                        keep=attempt.keep,
-                        ids=ids,
-                    )
-                )
+            self._write(job, attempt, conversation)
         if link is not None:
             if confirmed == attempt.generated_tokens:
                 link.known[job.key] = conversation.version
             else:
                 link.known.pop(job.key, None)
         return conversation.version
+
+    def _write(self, job: Job, attempt: Attempt, conversation: Conversation) -> None:
+        assert job.message is not None
+        ids = attempt.prompt + bytes(attempt.generated)
+        prompt_end = attempt.keep + len(attempt.prompt) // ID_BYTES
+        keep_turns, turns = said(
+            conversation.turns,
+            job.message,
+            "".join(attempt.said),
+            keep=attempt.keep,
+            prompt_end=prompt_end,
+            end=prompt_end + attempt.generated_tokens,
+        )
+        conversation.commit(attempt.keep, ids, keep_turns, turns)
+        self._state.append(
+            ConversationCommitted(
+                conversation=job.key,
+                version=conversation.version,
+                keep=attempt.keep,
+                ids=ids,
+                keep_turns=keep_turns,
+                turns=turns,
+            )
+        )
 
     def _receipt(self, job: Job, usage: Usage, version: int) -> Usage:
         def ms(moment_ns: int | None) -> float:
@@ -120,7 +135,7 @@ class Ending:
             conversation.running = None
         elif job.state == "queued":
             conversation.queued -= 1
-        agent.used_ns = self._state.now_ns
+        self._state.used(agent)
         if drop_if_unused(agent, conversation) and link is not None:
             link.known.pop(job.key, None)
 

@@ -38,6 +38,7 @@ class Attempt:
         keep: tokens of the transcript that stay (STARTED).
         prompt: the new prompt's ids (STARTED), int32 LE.
         generated: ids so far, int32 LE.
+        said: their text, in pieces.
         cancelled: CANCEL_RUN was sent.
     """
 
@@ -47,6 +48,7 @@ class Attempt:
     keep: int = 0
     prompt: bytes = b""
     generated: bytearray = field(default_factory=bytearray)
+    said: list[str] = field(default_factory=list)
     cancelled: bool = False
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from vram_conductor.broker.conversations.opening import open_at
 from vram_conductor.broker.errors import (
     cancelled_error,
     draining_error,
@@ -14,8 +15,8 @@ from vram_conductor.broker.errors import (
 from vram_conductor.broker.jobs.attempts import Attempts
 from vram_conductor.broker.jobs.delivery import Delivery
 from vram_conductor.broker.jobs.job import Job, wait_ns
-from vram_conductor.broker.journal.records import ConversationReset
-from vram_conductor.broker.registry import Agent, Conversation, make_place, open_conversation
+from vram_conductor.broker.permissions import check_quota, quota_of
+from vram_conductor.broker.registry import Agent, Conversation
 from vram_conductor.broker.sessions import Leave, Session, orphan_ms
 from vram_conductor.broker.state import JOBS_WAIT_MS, MS, State
 from vram_conductor.broker.workers.devices import Device
@@ -68,7 +69,8 @@ class JobDesk:
         agent = self._state.registry.get(AgentKey(session.principal, message.agent))
         device = self._check_agent(agent)
         self._state.queue.check_room(agent.key, size_bytes, self._retry_after_ms(device))
-        conversation = self._open(agent, device, message.conversation)
+        self._check_quota(agent.key.principal, self._retry_after_ms(device))
+        conversation = open_at(self._state, agent, message.conversation)
         self._accept(
             session,
             agent,
@@ -76,16 +78,6 @@ class JobDesk:
             conversation,
             self._new_job(agent, conversation, message, size_bytes, digest),
         )
-
-    def _open(self, agent: Agent, device: Device, name: str) -> Conversation:
-        """Raises ResourceExhausted ``too_many_conversations``."""
-        gone = make_place(agent, name)
-        if gone is not None:
-            if device.link is not None:
-                device.link.known.pop(gone.key, None)
-            if not agent.spec.ephemeral:
-                self._state.append(ConversationReset(conversation=gone.key, version=0))
-        return open_conversation(agent, name)
 
     def _new_job(
         self,
@@ -129,7 +121,7 @@ class JobDesk:
         state.jobs.add(job)
         state.queue.push(job)
         conversation.queued += 1
-        agent.used_ns = state.now_ns
+        state.used(agent)
         self._delivery.attach(job, session)
         if job.queue_deadline_ns is not None:
             state.timers.set(("queue", job.job), job.queue_deadline_ns)
@@ -238,6 +230,13 @@ class JobDesk:
         if device.link is None and state.now_ns - device.absent_ns >= JOBS_WAIT_MS * MS:
             raise error_from_info(no_worker_error(device.id))
         return device
+
+    def _check_quota(self, principal: str, retry_after_ms: int) -> None:
+        """Raises ResourceExhausted ``quota_exceeded``."""
+        most = quota_of(self._state, principal).queued_jobs
+        if most is not None:
+            waiting = self._state.queue.count_of(principal)
+            check_quota(principal, "queued_jobs", waiting, 1, most, retry_after_ms)
 
     def _retry_after_ms(self, device: Device) -> int:
         """When a place in the queue is likely to be free: about one job's time."""

@@ -70,6 +70,10 @@ class JobQueue(Generic[J]):
         """Waiting jobs of one agent."""
         return self._of_agent.get(agent, 0)
 
+    def count_of(self, principal: str) -> int:
+        """Waiting jobs of one principal."""
+        return sum(n for agent, n in self._of_agent.items() if agent.principal == principal)
+
     def waiting(self, device: str) -> int:
         """Waiting jobs of one device."""
         return sum(len(line) for line in self._lines.get(device, {}).values())

@@ -7,12 +7,20 @@ memory anyway.
 
 from __future__ import annotations
 
+from typing import Any
+
+import msgspec
+
+from vram_conductor.broker.conversations.turns import turn_bytes
 from vram_conductor.broker.journal.records import (
     AgentRegistered,
     AgentRemoved,
+    AgentUsed,
     BrokerEpoch,
     ConversationCommitted,
     ConversationReset,
+    LeaseEnded,
+    LeaseHeld,
     Record,
     WorkerEpochSeen,
 )
@@ -20,7 +28,7 @@ from vram_conductor.broker.journal.restored import ID_BYTES
 
 FOLD_BYTES = 16 * 1024 * 1024
 _RECORD_BYTES = 400
-"""Rough size of a record beside its token ids."""
+"""Rough size of a record beside its token ids and turns."""
 
 
 def coalesce(records: list[Record]) -> list[Record]:
@@ -39,6 +47,10 @@ def coalesce(records: list[Record]) -> list[Record]:
                 for key in gone:
                     del out[key]
                 out[("removed", agent)] = record
+            case AgentUsed(agent=agent):
+                out[("used", agent)] = record
+            case LeaseHeld() | LeaseEnded():
+                out[("lease", record.principal, record.name)] = record
             case ConversationCommitted(conversation=key):
                 out[("conversation", key)] = _merge(out.get(("conversation", key)), record)
             case ConversationReset(conversation=key):
@@ -48,7 +60,7 @@ def coalesce(records: list[Record]) -> list[Record]:
 
 def _belongs(record: Record, agent: object) -> bool:
     match record:
-        case AgentRegistered(agent=owner) | AgentRemoved(agent=owner):
+        case AgentRegistered(agent=owner) | AgentRemoved(agent=owner) | AgentUsed(agent=owner):
             return owner == agent
         case ConversationCommitted(conversation=key) | ConversationReset(conversation=key):
             return key.agent_key == agent
@@ -58,14 +70,16 @@ def _belongs(record: Record, agent: object) -> bool:
 
 def _merge(earlier: Record | None, later: ConversationCommitted) -> ConversationCommitted:
     """Two commits in a row as one. A reset before it leaves nothing to keep."""
-    if isinstance(earlier, ConversationCommitted) and later.keep > earlier.keep:
-        return ConversationCommitted(
-            conversation=later.conversation,
-            version=later.version,
-            keep=earlier.keep,
-            ids=earlier.ids[: (later.keep - earlier.keep) * ID_BYTES] + later.ids,
-        )
-    return later
+    if not isinstance(earlier, ConversationCommitted):
+        return later
+    same, same_turns = later.keep - earlier.keep, later.keep_turns - earlier.keep_turns
+    changes: dict[str, Any] = {}
+    if same > 0:
+        changes |= {"keep": earlier.keep, "ids": earlier.ids[: same * ID_BYTES] + later.ids}
+    if same_turns > 0:
+        turns = [*earlier.turns[:same_turns], *later.turns]
+        changes |= {"keep_turns": earlier.keep_turns, "turns": turns}
+    return msgspec.structs.replace(later, **changes)
 
 
 class Backlog:
@@ -107,5 +121,6 @@ class Backlog:
 
 
 def _size(record: Record) -> int:
-    ids = len(record.ids) if isinstance(record, ConversationCommitted) else 0
-    return _RECORD_BYTES + ids
+    if not isinstance(record, ConversationCommitted):
+        return _RECORD_BYTES
+    return _RECORD_BYTES + len(record.ids) + sum(map(turn_bytes, record.turns))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
+from vram_conductor.protocol.conversations import Turn
 from vram_conductor.protocol.values import (
     AgentKey,
     ConversationKey,
@@ -37,6 +38,7 @@ class AgentSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     sampling: Sampling = Sampling()
     ephemeral: bool = False
     ttl_s: int | None = None
+    linger_s: int | None = None
     bare_path: bool = False
     defaulted: tuple[str, ...] = ()
 
@@ -59,7 +61,8 @@ class WorkerEpochSeen(RecordBase, frozen=True, kw_only=True, tag="WORKER_EPOCH")
 
 
 class AgentRegistered(RecordBase, frozen=True, kw_only=True, tag="AGENT"):
-    """An agent was admitted and committed. Ephemeral agents are never recorded."""
+    """An agent was admitted and committed. An ephemeral one is recorded, too: its clients may come
+    back to the next broker."""
 
     agent: AgentKey
     spec: AgentSpec
@@ -73,6 +76,17 @@ class AgentRemoved(RecordBase, frozen=True, kw_only=True, tag="AGENT_REMOVED"):
     agent: AgentKey
 
 
+class AgentUsed(RecordBase, frozen=True, kw_only=True, tag="AGENT_USED"):
+    """An agent with a ``ttl_s`` was used.
+
+    Attributes:
+        used_unix_ns: when, by the time of day.
+    """
+
+    agent: AgentKey
+    used_unix_ns: int
+
+
 class ConversationCommitted(RecordBase, frozen=True, kw_only=True, tag="CONVERSATION"):
     """A job ended with output: transcript = transcript[:keep] + ids.
 
@@ -80,12 +94,16 @@ class ConversationCommitted(RecordBase, frozen=True, kw_only=True, tag="CONVERSA
         version: the version from now on.
         keep: tokens of the old transcript that stay.
         ids: what follows, as int32 little-endian.
+        keep_turns, turns: likewise, of what was said; turns that are to be kept and are not there
+            were forgotten.
     """
 
     conversation: ConversationKey
     version: int
     keep: int
     ids: bytes
+    keep_turns: int = 0
+    turns: list[Turn] = []
 
 
 class ConversationReset(RecordBase, frozen=True, kw_only=True, tag="CONVERSATION_RESET"):
@@ -124,6 +142,7 @@ Record = (
     | WorkerEpochSeen
     | AgentRegistered
     | AgentRemoved
+    | AgentUsed
     | ConversationCommitted
     | ConversationReset
     | LeaseHeld

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from vram_conductor.broker.conversations.turns import Turns
 from vram_conductor.broker.journal.records import (
     AgentRegistered,
     AgentRemoved,
+    AgentUsed,
     BrokerEpoch,
     ConversationCommitted,
     ConversationReset,
@@ -24,10 +26,11 @@ ID_BYTES = 4
 
 @dataclass(slots=True)
 class RestoredConversation:
-    """A conversation's record: its token ids (int32 LE) and version."""
+    """A conversation's record: its token ids (int32 LE), version, and what was said."""
 
     version: int = 0
     transcript: bytearray = field(default_factory=bytearray)
+    turns: Turns = field(default_factory=Turns)
 
 
 @dataclass(slots=True)
@@ -37,6 +40,7 @@ class Restored:
     broker_epoch: int = 0
     worker_epochs: dict[str, int] = field(default_factory=dict)
     agents: dict[AgentKey, AgentRegistered] = field(default_factory=dict)
+    used_unix_ns: dict[AgentKey, int] = field(default_factory=dict)
     conversations: dict[ConversationKey, RestoredConversation] = field(default_factory=dict)
     leases: dict[tuple[str, str], LeaseHeld] = field(default_factory=dict)
 
@@ -52,12 +56,16 @@ class Restored:
                 self.agents[agent] = record
             case AgentRemoved(agent=agent):
                 self.agents.pop(agent, None)
+                self.used_unix_ns.pop(agent, None)
                 for key in [key for key in self.conversations if key.agent_key == agent]:
                     del self.conversations[key]
+            case AgentUsed(agent=agent) if agent in self.agents:
+                self.used_unix_ns[agent] = record.used_unix_ns
             case ConversationCommitted(conversation=key) if key.agent_key in self.agents:
                 state = self.conversations.setdefault(key, RestoredConversation())
                 del state.transcript[record.keep * ID_BYTES :]
                 state.transcript += record.ids
+                state.turns.commit(record.keep_turns, record.turns)
                 state.version = record.version
             case ConversationReset(conversation=key, version=0):
                 self.conversations.pop(key, None)
@@ -77,8 +85,15 @@ class Restored:
         for device, epoch in self.worker_epochs.items():
             yield WorkerEpochSeen(device=device, worker_epoch=epoch)
         yield from self.agents.values()
+        for agent, used_unix_ns in self.used_unix_ns.items():
+            yield AgentUsed(agent=agent, used_unix_ns=used_unix_ns)
         yield from self.leases.values()
         for key, state in self.conversations.items():
             yield ConversationCommitted(
-                conversation=key, version=state.version, keep=0, ids=bytes(state.transcript)
+                conversation=key,
+                version=state.version,
+                keep=0,
+                ids=bytes(state.transcript),
+                keep_turns=state.turns.first,
+                turns=state.turns.view(),
             )

@@ -12,6 +12,7 @@ from vram_conductor.broker.leases.granting import Granting
 from vram_conductor.broker.leases.tenure import NS_PER_S, Tenure
 from vram_conductor.broker.ledger import refusal
 from vram_conductor.broker.ledger.decisions import Deny, LeaseKey
+from vram_conductor.broker.permissions import check_quota, held_bytes, quota_of
 from vram_conductor.broker.sessions import Session
 from vram_conductor.broker.state import State
 from vram_conductor.broker.workers.commanding import Commander
@@ -122,6 +123,7 @@ class LeaseDesk:
     def _grant(self, session: Session, message: Lease, key: LeaseKey) -> None:
         state = self._state
         self._check_count(key.principal)
+        self._check_quota(key.principal, message.lease_bytes)
         device = self._device(message)
         answer = device.ledger.grant_lease(
             key, message.lease_bytes, state.now_ns, park=message.park
@@ -248,6 +250,12 @@ class LeaseDesk:
                     leases=count,
                     limit=limit,
                 )
+
+    def _check_quota(self, principal: str, more_bytes: int) -> None:
+        most = quota_of(self._state, principal).vram_bytes
+        if most is not None:
+            held = held_bytes(self._state, principal)[0]
+            check_quota(principal, "vram_bytes", held, more_bytes, most)
 
     def _device(self, message: Lease) -> Device:
         """The wanted device, or the one where the most is left beside agents and leases."""

@@ -27,6 +27,7 @@ from vram_conductor.broker.journal.opening import Opened, open_journal
 from vram_conductor.broker.journal.records import BrokerEpoch
 from vram_conductor.broker.journal.state_lock import StateLock
 from vram_conductor.broker.shell import auth, metrics
+from vram_conductor.broker.shell.access import Access, open_access
 from vram_conductor.broker.shell.logs import Logger
 from vram_conductor.broker.shell.loop import Loop, Observer
 from vram_conductor.broker.shell.options import (
@@ -41,7 +42,13 @@ from vram_conductor.broker.shell.port import Port
 from vram_conductor.broker.shell.stop import Stop
 from vram_conductor.protocol import codec
 from vram_conductor.protocol.commands import FromWorker
-from vram_conductor.protocol.config import client_endpoint, state_dir, worker_endpoint
+from vram_conductor.protocol.config import (
+    client_endpoint,
+    keys_dir,
+    state_dir,
+    worker_endpoint,
+)
+from vram_conductor.protocol.endpoints import Tcp, parse_endpoint
 from vram_conductor.protocol.errors import ConductorError, DataLoss, InvalidArgument
 from vram_conductor.protocol.ids import next_epoch
 from vram_conductor.protocol.messages import ClientMessage, Error
@@ -50,6 +57,9 @@ from vram_conductor.protocol.version import VERSION
 
 CLIENT_HWM = 1_000
 """Messages that libzmq queues per client: small ones. Large ones are counted by bytes."""
+
+_SETTINGS = {"auth_required", "unsafe_key_file", "no_key_file", "no_curve"}
+"""Reasons, beside INVALID_ARGUMENT, for which another configuration is what helps."""
 
 OPEN_FILES = 65_536
 """One descriptor per connection; the usual soft limit of 1024 is fewer than SESSIONS_MAX."""
@@ -76,7 +86,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def exit_code(error: ConductorError) -> int:
     """Exit code for an error that keeps the broker from starting."""
-    if isinstance(error, InvalidArgument) or error.reason == "auth_required":
+    if isinstance(error, InvalidArgument) or error.reason in _SETTINGS:
         return EXIT_USAGE
     if isinstance(error, DataLoss) or error.reason == "journal_newer":
         return EXIT_DATA
@@ -103,7 +113,11 @@ def run(options: Options, log: Logger) -> int:
         epoch = _new_epoch(opened, journal)
         context = zmq.Context()
         stack.callback(context.term)
-        clients, workers = _bind(options, context, log, stack)
+        endpoints = client_endpoint(config.broker), worker_endpoint(config.broker)
+        access = open_access(context, keys_dir(config.broker), endpoints, log)
+        if access is not None:
+            stack.callback(access.close)
+        clients, workers = _bind(options, context, access, log, stack)
         core = Core(
             config, epoch, opened.restored, time.monotonic_ns(), VERSION, unix_ns=time.time_ns()
         )
@@ -112,12 +126,14 @@ def run(options: Options, log: Logger) -> int:
             core,
             clients,
             workers,
-            auth.identify(clients.endpoint),
+            None if _locks(access, endpoints[0]) else auth.identify(clients.endpoint),
             journal,
             stop,
             log,
             drain_ms=config.broker.drain_ms,
             observe=observe,
+            access=access,
+            workers_locked=_locks(access, endpoints[1]),
         )
         _announce(options, clients.endpoint, workers.endpoint, epoch, log)
         # What exists now stays: the collector need not look at it again and again.
@@ -128,19 +144,37 @@ def run(options: Options, log: Logger) -> int:
         return code
 
 
+def _locks(access: Access | None, endpoint: str) -> bool:
+    """Whether peers of this endpoint need a key."""
+    return access is not None and isinstance(parse_endpoint(endpoint), Tcp)
+
+
 def _bind(
-    options: Options, context: zmq.Context[zmq.Socket[bytes]], log: Logger, stack: ExitStack
+    options: Options,
+    context: zmq.Context[zmq.Socket[bytes]],
+    access: Access | None,
+    log: Logger,
+    stack: ExitStack,
 ) -> tuple[Port[ClientMessage], Port[FromWorker]]:
     broker = options.config.broker
     clients: Port[ClientMessage] = Port(
-        listen(context, client_endpoint(broker), hwm=CLIENT_HWM),
+        listen(
+            context,
+            client_endpoint(broker),
+            hwm=CLIENT_HWM,
+            locked=None if access is None else access.locked(auth.CLIENTS),
+        ),
         codec.CLIENT_TO_BROKER,
         codec.BROKER_TO_CLIENT,
         lambda message, error: _to_client_instead(message, error, log),
     )
     stack.callback(clients.close)
     workers: Port[FromWorker] = Port(
-        listen(context, worker_endpoint(broker)),
+        listen(
+            context,
+            worker_endpoint(broker),
+            locked=None if access is None else access.locked(auth.WORKERS),
+        ),
         codec.WORKER_TO_BROKER,
         codec.BROKER_TO_WORKER,
         lambda message, error: _to_worker_instead(message, error, log),

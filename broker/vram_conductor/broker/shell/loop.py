@@ -28,6 +28,8 @@ from vram_conductor.broker.events import (
     WorkerMessageIn,
 )
 from vram_conductor.broker.journal.journal import Journal
+from vram_conductor.broker.permissions import revoked
+from vram_conductor.broker.shell.access import Access
 from vram_conductor.broker.shell.auth import Identity
 from vram_conductor.broker.shell.logs import Log as LogLine
 from vram_conductor.broker.shell.port import Incoming, Port
@@ -66,12 +68,13 @@ class Loop:
         core: decides.
         clients: the clients' ROUTER.
         workers: the workers' ROUTER.
-        identity: who clients are (one transport, one identity, until there are keys).
+        identity: who clients are; None: their keys say so.
         journal: takes the Append effects.
         stop: tells when to drain.
         log: takes the Log effects.
         drain_ms: how long a drain may take.
         observe: see Observer; None costs nothing.
+        access: the keys, where there are any. ``workers_locked``: workers need one, too.
         clock_ns: monotonic time.
     """
 
@@ -80,13 +83,15 @@ class Loop:
         core: CoreLike,
         clients: Port[ClientMessage],
         workers: Port[FromWorker],
-        identity: Identity,
+        identity: Identity | None,
         journal: Journal,
         stop: Stop,
         log: LogLine,
         *,
         drain_ms: int,
         observe: Observer | None = None,
+        access: Access | None = None,
+        workers_locked: bool = False,
         clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._core = core
@@ -98,6 +103,8 @@ class Loop:
         self._log = log
         self._drain_ms = drain_ms
         self._observe = observe
+        self._access = access
+        self._workers_locked = workers_locked
         self._clock_ns = clock_ns
         self._exit: int | None = None
         self._trouble = ""
@@ -108,9 +115,13 @@ class Loop:
             self._poller.register(port.monitor, zmq.POLLIN)
         for fd in stop.fds:
             self._poller.register(fd, zmq.POLLIN)
+        if access is not None:
+            self._poller.register(access.socket, zmq.POLLIN)
 
     def run(self) -> int:
         """Turn until the core says Exit; returns its code."""
+        if self._access is not None:
+            self._handle(self._access.changed(), self._clock_ns())
         while self._exit is None:
             self._turn()
         self._last_flush()
@@ -132,6 +143,7 @@ class Loop:
             self._journal.next_deadline_ns(),
             self._clients.next_deadline_ns(),
             self._workers.next_deadline_ns(),
+            None if self._access is None else self._access.next_deadline_ns(),
         )
         soonest = min((due for due in deadlines if due is not None), default=None)
         if soonest is None:
@@ -153,20 +165,35 @@ class Loop:
                 self._handle(event, now_ns)
 
     def _from_client(self, incoming: Incoming[ClientMessage]) -> Event | None:
-        peer, message, _raw, error, rid = incoming
+        peer, message, _raw, error, rid, user = incoming
+        who = self._identity
+        if who is None:
+            assert self._access is not None
+            who = self._access.client(user)
+        if who is None:
+            self._clients.users.expel(peer, self._clock_ns())
+            return ClientBad(peer, revoked(), rid or getattr(message, "rid", b""))
         if message is not None:
-            who = self._identity
-            return ClientMessageIn(peer, who.principal, who.same_user_ipc, message)
+            return ClientMessageIn(
+                peer, who.principal, who.same_user_ipc, message, who.role, who.key
+            )
         return None if error is None else ClientBad(peer, error, rid)
 
     def _from_worker(self, incoming: Incoming[FromWorker]) -> Event | None:
-        peer, message, raw, error, _rid = incoming
+        peer, message, raw, error, _rid, user = incoming
+        if self._workers_locked:
+            assert self._access is not None
+            if not self._access.worker(user):
+                self._workers.users.expel(peer, self._clock_ns())
+                return None
         if message is not None:
             return WorkerMessageIn(peer, message, raw)
         return None if error is None else WorkerBad(peer, error)
 
     def _read_rest(self, ready: dict[object, int]) -> None:
         now_ns = self._clock_ns()
+        if self._access is not None and self._access.socket in ready:
+            self._access.answer()
         for port in (self._clients, self._workers):
             if port.monitor in ready:
                 port.read_news(now_ns)
@@ -186,6 +213,8 @@ class Loop:
         deadline_ns = self._core.next_deadline_ns()
         if deadline_ns is not None and now_ns >= deadline_ns:
             self._handle(Tick(), now_ns)
+        if self._access is not None and self._access.look(now_ns):
+            self._keys_changed(self._access, now_ns)
         for port in (self._clients, self._workers):
             port_ns = port.next_deadline_ns()
             if port_ns is not None and now_ns >= port_ns:
@@ -201,6 +230,14 @@ class Loop:
         journal_ns = self._journal.next_deadline_ns()
         if journal_ns is not None and now_ns >= journal_ns:
             self._journal.tick()
+
+    def _keys_changed(self, access: Access, now_ns: int) -> None:
+        """Who has no key any more is told so and hung up on."""
+        self._handle(access.changed(), now_ns)
+        if self._identity is None:
+            self._clients.users.expel_strangers(access.client, now_ns)
+        if self._workers_locked:
+            self._workers.users.expel_strangers(access.worker, now_ns)
 
     # --- effects out --------------------------------------------------------------------------
 

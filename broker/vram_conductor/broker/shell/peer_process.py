@@ -1,4 +1,4 @@
-"""The process at the other end of a UNIX socket, as the kernel knows it."""
+"""The other end of a connection that libzmq owns, as the kernel knows it."""
 
 from __future__ import annotations
 
@@ -22,6 +22,30 @@ def pid_of(fd: int) -> int:
     except OSError:
         return 0
     return int(_UCRED.unpack(told)[0])
+
+
+def address_of(fd: int) -> object:
+    """Address and port at the other end of a TCP connection; None for any other descriptor."""
+    try:
+        with socket.socket(fileno=os.dup(fd)) as peer:
+            return _address(peer)
+    except OSError:
+        return None
+
+
+def hang_up(fd: int, address: object) -> None:
+    """Shut the TCP connection to ``address`` down; libzmq notices and closes it. Nothing happens
+    if the number ``fd`` has been given to another connection since."""
+    try:
+        with socket.socket(fileno=os.dup(fd)) as peer:
+            if address is not None and _address(peer) == address:
+                peer.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        return
+
+
+def _address(peer: socket.socket) -> object:
+    return peer.getpeername() if peer.family == socket.AF_INET else None
 
 
 def has_ended(pid: int) -> bool:

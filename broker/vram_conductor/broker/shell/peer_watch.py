@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import zmq
 
-from vram_conductor.broker.shell.peer_process import has_ended, pid_of
+from vram_conductor.broker.shell.peer_process import address_of, hang_up, has_ended, pid_of
 from vram_conductor.protocol.sockets import Socket
 
 LAST_WORDS_NS = 5_000_000
@@ -63,6 +63,7 @@ class PeerWatch:
         self._peers_of: dict[int, set[bytes]] = {}
         self._fd_of: dict[bytes, int] = {}
         self._pid_of: dict[bytes, int] = {}
+        self._address_of: dict[bytes, object] = {}
         self._leaving: deque[_Leaving] = deque()
         self.monitor: Socket = socket.get_monitor_socket(
             zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED
@@ -81,6 +82,7 @@ class PeerWatch:
         self._peers_of.setdefault(fd, set()).add(peer)
         if fd in self._open:
             self._pid_of[peer] = pid_of(fd)
+            self._address_of[peer] = address_of(fd)
         else:
             # It said something and left before we looked.
             self._closed(fd, now_ns)
@@ -95,12 +97,20 @@ class PeerWatch:
     def forget(self, peer: bytes) -> None:
         """The peer is gone. Idempotent."""
         self._pid_of.pop(peer, None)
+        self._address_of.pop(peer, None)
         fd = self._fd_of.pop(peer, -1)
         same = self._peers_of.get(fd)
         if same is not None:
             same.discard(peer)
             if not same:
                 del self._peers_of[fd]
+
+    def hang_up(self, peer: bytes, now_ns: int) -> None:
+        """Close a connection; what libzmq has not sent by now is lost. The peer is gone soon."""
+        self.read_news(now_ns)
+        fd = self._fd_of.get(peer, -1)
+        if fd in self._open:
+            hang_up(fd, self._address_of.get(peer))
 
     def read_news(self, now_ns: int) -> None:
         """Take in all news of opened and closed connections."""

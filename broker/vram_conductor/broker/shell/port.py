@@ -12,6 +12,7 @@ import zmq
 from vram_conductor.broker.shell.large_sends import LARGE_BYTES, LargeSends
 from vram_conductor.broker.shell.outbox import Outbox
 from vram_conductor.broker.shell.peer_watch import Gone, PeerWatch
+from vram_conductor.broker.shell.users import Users
 from vram_conductor.protocol import limits
 from vram_conductor.protocol.codec import Codec, peek_rid
 from vram_conductor.protocol.errors import ConductorError, InvalidArgument
@@ -40,13 +41,15 @@ Instead = Callable[[msgspec.Struct, ConductorError], msgspec.Struct | None]
 
 class Incoming(NamedTuple, Generic[M]):
     """One message of a peer: decoded, or the error that says why it could not be, with the
-    request id if that much was readable. Neither: one of a flood of bad ones; ignore it."""
+    request id if that much was readable. Neither: one of a flood of bad ones; ignore it.
+    ``user``: whom the ZAP handler has let in; empty where it was not asked."""
 
     peer: bytes
     message: M | None
     raw: list[bytes]
     error: ConductorError | None
     rid: bytes = b""
+    user: str = ""
 
 
 class Port(Generic[M]):
@@ -60,6 +63,7 @@ class Port(Generic[M]):
 
     Attributes:
         gone: peers that left or were dropped; the owner takes them with ``take_gone``.
+        users: whom its peers have proved to be.
         dropped_messages: undecodable messages that got no answer.
         dropped_peers: how many peers were given up because they did not read.
     """
@@ -76,6 +80,7 @@ class Port(Generic[M]):
         self.endpoint = listener.endpoint
         self.outbox = outbox if outbox is not None else Outbox()
         self.gone: list[Gone] = []
+        self.users = Users()
         self.dropped_messages = 0
         self.dropped_peers = 0
         self._listener = listener
@@ -115,7 +120,7 @@ class Port(Generic[M]):
             # Frames beyond the limit are drained but not kept.
             if count <= limits.FRAMES_MAX:
                 frames.append(part.bytes)
-        incoming = self._decoded(peer, frames, count)
+        incoming = self._decoded(peer, first, frames, count)
         if incoming.error is None or self._answers_bad(peer, now_ns):
             return incoming
         self.dropped_messages += 1
@@ -126,10 +131,14 @@ class Port(Generic[M]):
             fd = int(frame.get(int(zmq.MessageOption.SRCFD)))
         except zmq.ZMQError:  # inproc has no descriptor
             fd = -1
+        self.users.met(peer, frame)
         self._watch.met(peer, fd, now_ns)
 
-    def _decoded(self, peer: bytes, frames: list[bytes], count: int) -> Incoming[M]:
+    def _decoded(
+        self, peer: bytes, first: zmq.Frame, frames: list[bytes], count: int
+    ) -> Incoming[M]:
         try:
+            self.users.check(peer, first)
             if count > limits.FRAMES_MAX:
                 raise InvalidArgument(
                     "bad_frames",
@@ -138,8 +147,8 @@ class Port(Generic[M]):
                 )
             message, raw = self._decode(frames)
         except ConductorError as error:
-            return Incoming(peer, None, [], error, peek_rid(frames))
-        return Incoming(peer, message, raw, None)
+            return Incoming(peer, None, [], error, peek_rid(frames), self.users.of(peer))
+        return Incoming(peer, message, raw, None, user=self.users.of(peer))
 
     def _answers_bad(self, peer: bytes, now_ns: int) -> bool:
         """Whether this undecodable message gets an answer; a flood of them does not."""
@@ -243,7 +252,9 @@ class Port(Generic[M]):
         self._watch.read_news(now_ns)
 
     def bury(self, now_ns: int) -> None:
-        """Find out about peers whose connection was closed."""
+        """Find out about peers whose connection was closed; hang up where it is time to."""
+        for peer in self.users.take_due(now_ns):
+            self._watch.hang_up(peer, now_ns)
         for gone in self._watch.left(now_ns):
             self._cut(gone.peer)
             self.gone.append(gone)
@@ -252,14 +263,15 @@ class Port(Generic[M]):
         """One of ``gone``; the owner forgets its session before it sends to it again."""
         gone = self.gone.pop(0)
         self._cut_off.discard(gone.peer)
+        self.users.forget(gone.peer)
         return gone
 
     def next_deadline_ns(self) -> int | None:
         """When to call ``flush`` and ``bury`` at the latest."""
-        left_ns = self._watch.next_deadline_ns()
-        if not len(self.outbox):
-            return left_ns
-        return self._flush_at_ns if left_ns is None else min(left_ns, self._flush_at_ns)
+        times = [self._watch.next_deadline_ns(), self.users.next_ns()]
+        if len(self.outbox):
+            times.append(self._flush_at_ns)
+        return min((at_ns for at_ns in times if at_ns is not None), default=None)
 
     def close(self) -> None:
         """Close the socket; messages that it has accepted still leave (LINGER)."""

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from vram_conductor.protocol.commands import (
+    Copied,
     Estimated,
     Failed,
     Loaded,
@@ -19,7 +20,7 @@ from vram_conductor.protocol.errors import ErrorInfo
 from vram_conductor.protocol.liveness import Liveness
 from vram_conductor.protocol.values import ConversationKey
 
-ReplyMessage = Estimated | Loaded | WorkerOk | Started | RunTokens | RunDone | Failed
+ReplyMessage = Estimated | Loaded | WorkerOk | Copied | Started | RunTokens | RunDone | Failed
 """What echoes a command's (broker_epoch, op)."""
 
 OnReply = Callable[[ReplyMessage, list[bytes]], bool]

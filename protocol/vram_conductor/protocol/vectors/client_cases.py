@@ -10,6 +10,7 @@ from vram_conductor.protocol import limits, messages
 from vram_conductor.protocol.codec import CLIENT_TO_BROKER
 from vram_conductor.protocol.errors import LEDGER_DENY, Code, ErrorInfo
 from vram_conductor.protocol.values import Message, Sampling, Swap, Usage
+from vram_conductor.protocol.vectors import conversation_cases, structure_cases
 from vram_conductor.protocol.vectors.vector import Direction, Vector
 
 RID = bytes.fromhex("017f22e279b07cc398c4dc0c0c07398f")
@@ -84,9 +85,11 @@ def client_requests() -> dict[str, msgspec.Struct]:
             sampling=ALL_SAMPLING,
             ephemeral=True,
             ttl_s=3600,
+            linger_s=30,
         ),
         "register_longest_name": m.Register(rid=RID, agent="a" * 64, model="m"),
         "unregister": m.Unregister(rid=RID, agent="coder"),
+        "unregister_as_admin": m.Unregister(rid=RID, agent="coder", principal="alice"),
         "list": m.List(rid=RID),
         "status": m.Status(rid=RID),
         "credit": m.Credit(rid=RID, ack=10, upto=42),
@@ -97,8 +100,19 @@ def client_requests() -> dict[str, msgspec.Struct]:
         "resume_full": m.Resume(rid=RID, from_seq=17, window=49),
         "reset": m.Reset(rid=RID, agent="coder"),
         "reset_full": m.Reset(rid=RID, agent="coder", conversation="side"),
-        "lease": m.Lease(rid=RID, name="train", lease_bytes=3_000_000_000),
-        "lease_full": m.Lease(
+        **lease_requests(),
+        "ping": m.Ping(),
+        "ping_full": m.Ping(n=2**63 - 1),
+        "bye": m.Bye(),
+    } | conversation_cases.requests(RID)
+
+
+def lease_requests() -> dict[str, msgspec.Struct]:
+    """A program outside asks for memory, and gives it back."""
+    lease = messages.Lease
+    return {
+        "lease": lease(rid=RID, name="train", lease_bytes=3_000_000_000),
+        "lease_full": lease(
             rid=RID,
             name="train-1.b:x@y_z",
             lease_bytes=limits.BYTES_MAX,
@@ -107,10 +121,7 @@ def client_requests() -> dict[str, msgspec.Struct]:
             park=False,
             ephemeral=True,
         ),
-        "lease_release": m.Lease(rid=RID, name="train", release=True),
-        "ping": m.Ping(),
-        "ping_full": m.Ping(n=2**63 - 1),
-        "bye": m.Bye(),
+        "lease_release": lease(rid=RID, name="train", release=True),
     }
 
 
@@ -146,7 +157,7 @@ def decode_requests() -> dict[str, msgspec.Struct]:
             detach=True,
             return_ids=True,
         ),
-    }
+    } | structure_cases.requests(RID)
 
 
 def broker_replies() -> dict[str, msgspec.Struct]:
@@ -197,14 +208,14 @@ def broker_replies() -> dict[str, msgspec.Struct]:
         "goaway": m.GoAway(reason="shutdown", drain_ms=10_000),
         "pong": m.Pong(),
         "pong_full": m.Pong(n=2**63 - 1),
-    }
+    } | conversation_cases.answers(RID)
 
 
 def client_vectors() -> Iterator[Vector]:
     """All of client.json."""
     groups: list[tuple[Direction, dict[str, msgspec.Struct]]] = [
         ("client_to_broker", client_requests() | decode_requests()),
-        ("broker_to_client", broker_replies()),
+        ("broker_to_client", broker_replies() | structure_cases.answers(RID)),
     ]
     for direction, group in groups:
         for name, message in group.items():

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from vram_conductor.protocol import limits
+from vram_conductor.protocol.vectors import structure_cases
 from vram_conductor.protocol.vectors.client_cases import RID
 from vram_conductor.protocol.vectors.vector import Direction, Vector
 from vram_conductor.protocol.vectors.worker_cases import worker_vectors
@@ -167,6 +168,7 @@ def _bad_requests() -> dict[str, dict[str, Any]]:
         "priority_too_high": {"priority": limits.PRIORITY_MAX + 1},
         "overflow_shift": {"overflow": "shift"},
         "overflow_unknown": {"overflow": "truncate"},
+        **structure_cases.bad_requests(),
     }
 
 
@@ -205,6 +207,9 @@ def _bad_registers() -> dict[str, dict[str, Any]]:
         "device_slash": {"device": "/dev/nvidia0"},
         "ttl_zero": {"ttl_s": 0},
         "ttl_too_long": {"ttl_s": limits.TTL_S_MAX + 1},
+        "linger_negative": {"linger_s": -1},
+        "linger_too_long": {"linger_s": limits.LINGER_S_MAX + 1},
+        "linger_float": {"linger_s": 0.5},
         "priority_too_low": {"priority": -limits.PRIORITY_MAX - 1},
         "sampling_nan": {"sampling": {"temperature": float("nan")}},
     }
@@ -227,6 +232,13 @@ def _bad_others() -> list[tuple[str, str, dict[str, Any]]]:
         ("resume", "from_seq_negative", {"from_seq": -1}),
         ("resume", "window_negative", {"window": -1}),
         ("reset", "conversation_empty", {"agent": "coder", "conversation": ""}),
+        ("fork", "to_missing", {"agent": "coder"}),
+        ("fork", "to_slash", {"agent": "coder", "to": "other/coder/main"}),
+        ("fork", "version_negative", {"agent": "coder", "to": "side", "expect_version": -1}),
+        ("history", "agent_missing", {}),
+        ("history", "turn_negative", {"agent": "coder", "from_turn": -1}),
+        ("history", "token_float", {"agent": "coder", "from_token": 0.5}),
+        ("history", "name_slash", {"agent": "coder", "conversation": "../main"}),
         ("lease", "no_bytes", {"name": "train"}),
         ("lease", "bytes_negative", {"name": "train", "bytes": -1}),
         ("lease", "bytes_absurd", {"name": "train", "bytes": limits.BYTES_MAX + 1}),

@@ -17,12 +17,12 @@ from vram_conductor.protocol.values import (
     DeviceInfo,
     Line,
     Memory,
-    Message,
     ModelInfo,
     MoveRate,
     PoolShape,
 )
-from vram_conductor.protocol.vectors.client_cases import ALL_SAMPLING, USAGE, VERSION
+from vram_conductor.protocol.vectors import conversation_cases, run_cases
+from vram_conductor.protocol.vectors.client_cases import USAGE, VERSION
 from vram_conductor.protocol.vectors.vector import Vector
 
 EPOCH = 1_700_000_000_123_456_789
@@ -31,9 +31,7 @@ AGENT = AgentKey("local", "coder")
 CONVERSATION = ConversationKey("local", "coder", "main")
 SHAPE = PoolShape(4096, 2, "q8_0")
 RAW = pack_tokens([1, 2, 65_536, 2**31 - 1])
-MEMORY = Memory(
-    used_bytes=3_000_000_000, own_bytes=2_000_000_000, foreign_bytes=1_000_000_000, age_ms=15
-)
+MEMORY = Memory(used_bytes=3 * 10**9, own_bytes=2 * 10**9, foreign_bytes=10**9, age_ms=15)
 CPU = DeviceInfo(device="cpu", kind="cpu", name="processor", total_bytes=2**33)
 GPU = DeviceInfo(
     device="cuda:0",
@@ -62,7 +60,8 @@ Cases = dict[str, tuple[msgspec.Struct, list[bytes]]]
 
 def broker_commands() -> Cases:
     """Every message of the broker to a worker."""
-    return _links() | _agents() | _runs()
+    runs = run_cases.runs(EPOCH, CONVERSATION, RAW)
+    return _links() | _agents() | runs | conversation_cases.commands(EPOCH)
 
 
 def _links() -> Cases:
@@ -116,6 +115,7 @@ def _agents() -> Cases:
                 pool_bytes=120_000_000,
                 budget_bytes=2**40,
                 scratch_bytes=12_582_912,
+                linger_s=30,
             ),
             [],
         ),
@@ -129,57 +129,6 @@ def _agents() -> Cases:
         "forget": (c.Forget(broker_epoch=EPOCH, op=6, conversation=CONVERSATION), []),
         "budget": (c.Budget(broker_epoch=EPOCH, op=7, budget_bytes=0), []),
         "cancel_run": (c.CancelRun(broker_epoch=EPOCH, op=8, run_op=9), []),
-    }
-
-
-def _runs() -> Cases:
-    run = commands.Run
-    return {
-        "run": (
-            run(
-                broker_epoch=EPOCH,
-                op=11,
-                job=1,
-                conversation=CONVERSATION,
-                version=0,
-                transcript_tokens=0,
-                prompt="hi",
-            ),
-            [],
-        ),
-        "run_with_transcript": (
-            run(
-                broker_epoch=EPOCH,
-                op=12,
-                job=2,
-                conversation=CONVERSATION,
-                version=3,
-                transcript_tokens=4,
-                n_raw=1,
-                continue_=True,
-                messages=[Message("user", "more")],
-                max_tokens=64,
-                sampling=ALL_SAMPLING,
-                stop=["."],
-                logit_bias=[(3, 1.0)],
-                timeout_ms=1000,
-                priority=-5,
-            ),
-            [RAW],
-        ),
-        "run_empty_transcript": (
-            run(
-                broker_epoch=EPOCH,
-                op=13,
-                job=3,
-                conversation=CONVERSATION,
-                version=1,
-                transcript_tokens=0,
-                n_raw=1,
-                tokens=[1, 2],
-            ),
-            [b""],
-        ),
     }
 
 
@@ -234,11 +183,12 @@ def worker_replies() -> Cases:
         "w_ping": (c.WorkerPing(n=5, steps=1000), []),
         "w_ping_busy": (c.WorkerPing(n=6, steps=1001, busy=True), []),
         "w_bye": (c.WorkerBye(worker_epoch=WORKER_EPOCH), []),
+        **conversation_cases.replies(echo),
     } | _reports()
 
 
-def _reports() -> Cases:
-    ready = commands.Ready(
+def _ready() -> commands.Ready:
+    return commands.Ready(
         v=VERSION,
         worker="cpu@host",
         worker_epoch=WORKER_EPOCH,
@@ -249,14 +199,12 @@ def _reports() -> Cases:
         device=CPU,
         memory=MEMORY,
     )
+
+
+def _reports() -> Cases:
+    ready = _ready()
     parked = commands.Parked(
         conversation=CONVERSATION, model=MODEL.model, n_tokens=700, bytes=16_000_000
-    )
-    place = commands.Place(
-        conversation=CONVERSATION, where="parked", n_tokens=700, parked_bytes=16_000_000
-    )
-    residency = commands.Residency(
-        broker_epoch=EPOCH, worker_epoch=WORKER_EPOCH, seq=1, memory=MEMORY
     )
     return {
         "ready": (ready, []),
@@ -269,24 +217,32 @@ def _reports() -> Cases:
                 mechanism_note="libcuda 13",
                 parked=[parked],
                 host_total_bytes=2**32,
+                features=["structured_output"],
             ),
             [],
         ),
-        "residency": (residency, []),
-        "residency_full": (
-            msgspec.structs.replace(
-                residency,
-                seq=2,
-                lines=[Line("base", 1), Line("pool:ab12@q8_0", 2, True, "4096 cells × 2", SHAPE)],
-                host_lines=[Line("parked:local/coder/main", 16_000_000)],
-                places=[place],
-                swaps=12,
-                rates={"state_in": MoveRate(count=2, bytes=64, ms=1.5, last_bytes=32, last_ms=0.5)},
-                base_bytes=17,
-            ),
-            [],
-        ),
-    }
+    } | _residencies()
+
+
+def _residencies() -> Cases:
+    place = commands.Place(
+        conversation=CONVERSATION, where="parked", n_tokens=700, parked_bytes=16_000_000
+    )
+    residency = commands.Residency(
+        broker_epoch=EPOCH, worker_epoch=WORKER_EPOCH, seq=1, memory=MEMORY
+    )
+    full = msgspec.structs.replace(
+        residency,
+        seq=2,
+        lines=[Line("base", 1), Line("pool:ab12@q8_0", 2, True, "4096 cells × 2", SHAPE)],
+        host_lines=[Line("parked:local/coder/main", 16_000_000)],
+        places=[place],
+        swaps=12,
+        rates={"state_in": MoveRate(count=2, bytes=64, ms=1.5, last_bytes=32, last_ms=0.5)},
+        base_bytes=17,
+        lingered=3,
+    )
+    return {"residency": (residency, []), "residency_full": (full, [])}
 
 
 def worker_vectors() -> Iterator[Vector]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
+from typing import Any
 
 from llama_cpp import llama_cpp as ll
 
@@ -112,11 +113,18 @@ class LlamaModel:
         return ChatTemplate(source, bos=bos, eos=eos)
 
     def sampler(
-        self, sampling: Sampling, bias: Sequence[tuple[int, float]], seed: int
+        self,
+        sampling: Sampling,
+        bias: Sequence[tuple[int, float]],
+        seed: int,
+        *,
+        grammar: str | None = None,
+        json_schema: dict[str, Any] | None = None,
     ) -> LlamaSampler:
         """Build a sampler chain. Any thread."""
+        constraint = self._vocabulary.constraint(grammar, json_schema)
         context = self.info.n_ctx_train or (1 << 16)
-        return LlamaSampler(self.info.n_vocab, context, sampling, bias, seed)
+        return LlamaSampler(self.info.n_vocab, context, sampling, bias, seed, constraint)
 
     @property
     def sleepable(self) -> bool:

@@ -9,9 +9,12 @@ from typing import Any
 
 import numpy as np
 from llama_cpp import llama_cpp as ll
+from numpy.typing import NDArray
 
-from vram_conductor.protocol.errors import InvalidArgument
+from vram_conductor.protocol.errors import FailedPrecondition, InvalidArgument
 from vram_conductor.protocol.values import SAMPLING_DEFAULTS, Sampling
+from vram_conductor.worker.engine import Tokens
+from vram_conductor.worker.grammar.constraint import Constraint
 
 PENALTY_TOKENS_MAX = 1 << 20
 """Longest memory of the penalties: llama.cpp allocates it at once."""
@@ -77,8 +80,25 @@ def largest(logits: Any, n_vocab: int) -> int:
     return int(np.frombuffer(memoryview(row), np.float32).argmax())
 
 
+_CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
+"""``llama_token_data`` (llama.h)."""
+
+_LOOK = 256
+"""So many of the best tokens are looked at first. Inside a string, with a count of its characters,
+that takes a millisecond; all tokens of a vocabulary take 25."""
+
+
+def _dead_end() -> FailedPrecondition:
+    return FailedPrecondition(
+        "grammar_dead_end",
+        "no token of this model can follow by the grammar; what was said so far stays. Allow more, "
+        "or characters that the model knows",
+    )
+
+
 class LlamaSampler:
-    """penalties → logit bias → top-k → top-p → min-p → temperature → distribution, or greedy.
+    """(grammar →) penalties → logit bias → top-k → top-p → min-p → temperature → distribution, or
+    greedy.
 
     ``n_vocab`` is the vocabulary's size, ``n_context`` what ``penalty_last_n = -1`` stands for.
     """
@@ -90,7 +110,9 @@ class LlamaSampler:
         sampling: Sampling,
         bias: Sequence[tuple[int, float]],
         seed: int,
+        constraint: Constraint | None = None,
     ) -> None:
+        self._constraint = constraint
         full = check_sampling(sampling)
         check_bias(bias, n_vocab)
         self._chain: Any = ll.llama_sampler_chain_init(ll.llama_sampler_chain_default_params())
@@ -101,8 +123,10 @@ class LlamaSampler:
             )
             self._add(ll.llama_sampler_init_logit_bias(n_vocab, len(bias), array))
         self._n_vocab = n_vocab
+        as_they_are = not self._penalties and not bias
         # It takes the token with the largest logit and remembers nothing.
-        self._plain = full.temperature == 0 and not self._penalties and not bias
+        self._plain = full.temperature == 0 and as_they_are
+        self._keeps = 0 if not as_they_are else 1 if self._plain else full.top_k or 0
         if full.temperature == 0:
             self._add(ll.llama_sampler_init_greedy())
             return
@@ -137,11 +161,58 @@ class LlamaSampler:
     def _add(self, sampler: Any) -> None:
         ll.llama_sampler_chain_add(self._chain, sampler)
 
+    @property
+    def finished(self) -> bool:
+        """See ``engine.Sampler``."""
+        return self._constraint is not None and self._constraint.finished
+
     def pick(self, context: Any, index: int, logits: Any) -> int:
-        """The next token after output ``index`` of ``context``, whose ``logits`` are these."""
+        """The next token after output ``index`` of ``context``, whose ``logits`` are these.
+
+        Raises:
+            FailedPrecondition: ``grammar_dead_end``.
+            ResourceExhausted: ``grammar_too_ambiguous``.
+        """
+        if self._constraint is not None:
+            return self._pick_within(self._constraint, logits)
         if self._plain:
             return largest(logits, self._n_vocab)
         return int(ll.llama_sampler_sample(self._chain, context, index))
+
+    def _pick_within(self, constraint: Constraint, logits: Any) -> int:
+        """The chain sees nothing but what the grammar allows."""
+        row = np.ctypeslib.as_array(logits, (self._n_vocab,))
+        # Greedily, and mostly: the best of all is allowed, and then it is the best of those.
+        best = int(row.argmax()) if self._plain else -1
+        if best >= 0 and not math.isfinite(row[best]):
+            return best  # the caller says what that means
+        if best < 0 or not constraint.allows(best):
+            ids = self._allowed(constraint, row)
+            if not len(ids):
+                raise _dead_end()
+            best = int(ids[row[ids].argmax()]) if self._plain else self._choose(ids, row)
+        constraint.accept(best)
+        return best
+
+    def _allowed(self, constraint: Constraint, row: NDArray[np.float32]) -> Tokens:
+        """What the chain has to choose from: all that is allowed, or as many of the best of that
+        as its first sampler keeps."""
+        if 0 < self._keeps < _LOOK < self._n_vocab and not constraint.known:
+            best = np.sort(np.argpartition(row, -_LOOK)[-_LOOK:]).astype(np.int32)
+            found = constraint.among(best)
+            if len(found) >= self._keeps:
+                return found
+        return constraint.allowed()
+
+    def _choose(self, ids: Tokens, row: NDArray[np.float32]) -> int:
+        candidates = np.zeros(len(ids), _CANDIDATE)
+        candidates["id"], candidates["logit"] = ids, row[ids]
+        data = ctypes.cast(candidates.ctypes.data, ctypes.POINTER(ll.llama_token_data))
+        array = ll.llama_token_data_array(data, len(ids), -1, False)
+        ll.llama_sampler_apply(self._chain, ctypes.byref(array))
+        token = int(array.data[array.selected].id)
+        ll.llama_sampler_accept(self._chain, token)
+        return token
 
     def accept(self, token: int) -> None:
         """Tell the penalties about a token that was not sampled here."""

@@ -11,8 +11,11 @@ from llama_cpp import llama_cpp as ll
 
 from vram_conductor.protocol.errors import FailedPrecondition, InvalidArgument
 from vram_conductor.worker.engine import Tokens
+from vram_conductor.worker.grammar.constraint import Constraint
+from vram_conductor.worker.grammar.tokens import TokenTexts
 from vram_conductor.worker.llama.deepstack import call_deep
 from vram_conductor.worker.llama.info import metadata
+from vram_conductor.worker.llama.schema import schema_constraint
 from vram_conductor.worker.llama.specials import Specials
 
 _PIECE_BYTES = 64
@@ -53,6 +56,7 @@ class Vocabulary:
         # Every call into the library gives the interpreter away, and asks for it again.
         self._ends: dict[int, bool] = {}
         self._pieces: dict[tuple[int, bool], bytes] = {}
+        self._texts: TokenTexts | None = None
         self._vocab = ll.llama_model_get_vocab(model)
         kind = ll.llama_vocab_type(self._vocab)
         self._exists = kind != ll.LLAMA_VOCAB_TYPE_NONE
@@ -182,6 +186,42 @@ class Vocabulary:
         if known is None:
             known = self._ends[token] = bool(ll.llama_vocab_is_eog(self._vocab, token))
         return known
+
+    def constraint(
+        self, grammar: str | None, json_schema: dict[str, Any] | None
+    ) -> Constraint | None:
+        """What holds an answer to a grammar or schema; None where there is neither.
+
+        Raises:
+            InvalidArgument: ``bad_grammar``, ``bad_json_schema``.
+            OutOfRange: ``grammar_too_complex``. ResourceExhausted: ``grammar_too_ambiguous``.
+            Unimplemented: ``unsupported_json_schema``.
+            FailedPrecondition: ``no_vocabulary``.
+        """
+        if grammar is None and json_schema is None:
+            return None
+        if not self._exists:
+            raise FailedPrecondition(
+                "no_vocabulary", f"{self._name} has no vocabulary: no text can follow a grammar"
+            )
+        if self._texts is None:
+            # Two threads may come here at once; they find the same.
+            self._texts = self._read_texts()
+        if grammar is not None:
+            return Constraint(grammar, self._texts)
+        assert json_schema is not None
+        return schema_constraint(json_schema, self._texts)
+
+    def _read_texts(self) -> TokenTexts:
+        """A quarter of a second for 262,144 tokens."""
+        vocab, ask = self._vocab, ll.llama_token_to_piece
+        room = ctypes.create_string_buffer(1 << 12)
+        pieces = []
+        for token in range(self._size):
+            count = int(ask(vocab, token, room, len(room), 0, False))
+            pieces.append(ctypes.string_at(room, count) if count > 0 else b"")
+        ends = [t for t in range(self._size) if ll.llama_vocab_is_eog(vocab, t)]
+        return TokenTexts(pieces, ends)
 
     def marks(self) -> tuple[str, str]:
         """Texts of BOS and EOS for templates; empty where there is none."""

@@ -1,0 +1,161 @@
+"""``conductor keys``: who may reach a broker over tcp. Runs on the broker's host, as its user."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from vram_conductor.client.defaults import find_config
+from vram_conductor.client.output import Output
+from vram_conductor.client.text import size, table
+from vram_conductor.protocol.check import check_name
+from vram_conductor.protocol.config import keys_dir, load_config, overlay, parse_bytes
+from vram_conductor.protocol.errors import InvalidArgument
+from vram_conductor.protocol.key_files import KeyFolder, new_pair, save_key
+from vram_conductor.protocol.keys import ROLES, Key, KeyFile, KeyList, Quota
+
+_ABOUT = """\
+Keys are how a broker knows clients and workers over tcp; over ipc it needs none. Run this on the
+broker's host, as its user and with its configuration. The first key makes the broker's own, too:
+start the broker again then. Later changes are seen within a second, without a restart.
+"""
+
+_NEW = """\
+Writes NAME.key, which holds the secret: bring it to its owner, for example with scp, and delete it
+here. The broker keeps the public half only.
+"""
+
+_WIDTH = 200
+"""Half a key that was cut is of no use."""
+
+
+def add(commands: Any, common: argparse.ArgumentParser) -> None:
+    """Register ``keys``."""
+    keys = commands.add_parser(
+        "keys", help="who may reach the broker over tcp: new, list, revoke", description=_ABOUT
+    )
+    verbs = keys.add_subparsers(dest="verb", metavar="VERB", required=True)
+    new = verbs.add_parser("new", parents=[common], help="make a key", description=_NEW)
+    new.add_argument("name", metavar="NAME", help="what to call it, for example alice-laptop")
+    new.add_argument("--principal", help="whose agents are its own (default: NAME)")
+    new.add_argument(
+        "--role",
+        choices=ROLES,
+        default="owner",
+        help="owner (the default): agents of its own; observer: looks at its principal's; admin: "
+        "also sees everybody's; worker: serves a device",
+    )
+    new.add_argument("--out", metavar="FILE", help="where to write it (default: ./NAME.key)")
+    quota = new.add_argument_group("limits of the principal (default: none)")
+    quota.add_argument("--agents", type=int, metavar="N", help="registered agents")
+    quota.add_argument("--queued-jobs", type=int, metavar="N", help="waiting jobs")
+    quota.add_argument("--vram", metavar="BYTES", help="device memory, for example 6GiB")
+    quota.add_argument("--kv", metavar="BYTES", help="KV of its agents' contexts, parked")
+    new.set_defaults(run=_new)
+    show = verbs.add_parser("list", parents=[common], help="all keys, with role and limits")
+    show.set_defaults(run=_list)
+    revoke = verbs.add_parser(
+        "revoke", parents=[common], help="take a key back: its sessions end within a second"
+    )
+    revoke.add_argument("name", metavar="NAME", help="as in conductor keys list")
+    revoke.set_defaults(run=_revoke)
+
+
+def _folder(args: argparse.Namespace) -> KeyFolder:
+    config = overlay(load_config(find_config(args.config)), os.environ)
+    return KeyFolder(keys_dir(config.broker))
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+
+
+def _new(args: argparse.Namespace, output: Output) -> int:
+    principal = args.principal or args.name
+    for field, name in (("NAME", args.name), ("--principal", principal)):
+        check_name(field, name)
+    folder, first = _folder(args), not _folder(args).exists
+    broker, pair = folder.prepare(), new_pair()
+    key = Key(
+        name=args.name,
+        public=pair.public,
+        principal=principal,
+        role=args.role,
+        quota=_quota(args),
+        created=_now(),
+    )
+    folder.read().with_key(key)  # whether it can be added, before its file is there
+    out = Path(args.out or f"{args.name}.key")
+    save_key(
+        out,
+        KeyFile(
+            name=key.name,
+            principal=principal,
+            role=key.role,
+            public=pair.public,
+            secret=pair.secret,
+            broker=broker.public,
+        ),
+    )
+    try:
+        folder.add(key)
+    except BaseException:
+        out.unlink()
+        raise
+    output.value({"name": key.name, "public": key.public, "file": str(out), "first": first})
+    whose = "a worker" if key.role == "worker" else f"{principal}, {key.role}"
+    output.text(f"{out} is the key of {whose}: bring it to its owner and delete it here")
+    if first:
+        output.text("these are the broker's first keys: start it again, then tcp asks for them")
+    return 0
+
+
+def _quota(args: argparse.Namespace) -> Quota:
+    """Raises InvalidArgument ``bad_size``, ``bad_value``."""
+    try:
+        return Quota(
+            agents=args.agents,
+            queued_jobs=args.queued_jobs,
+            vram_bytes=None if args.vram is None else parse_bytes(args.vram),
+            kv_bytes=None if args.kv is None else parse_bytes(args.kv),
+        )
+    except ValueError as error:
+        raise InvalidArgument("bad_value", str(error), field="quota") from None
+
+
+def _list(args: argparse.Namespace, output: Output) -> int:
+    folder = _folder(args)
+    keys = folder.read() if folder.exists else KeyList()
+    output.value({"folder": str(folder.path), "keys": [msgspec.to_builtins(k) for k in keys.keys]})
+    if not keys.keys:
+        output.text(f"no keys in {folder.path}; make one: conductor keys new NAME")
+        return 0
+    head = ["NAME", "PRINCIPAL", "ROLE", "LIMITS", "CREATED", "REVOKED", "PUBLIC"]
+    rows = [
+        [k.name, k.principal, k.role, _limits(k.quota), k.created, k.revoked or "-", k.public]
+        for k in keys.keys
+    ]
+    output.text(table(head, rows, width=max(output.width, _WIDTH)))
+    return 0
+
+
+def _limits(quota: Quota) -> str:
+    named = {
+        "agents": quota.agents,
+        "queued": quota.queued_jobs,
+        "vram": None if quota.vram_bytes is None else size(quota.vram_bytes),
+        "kv": None if quota.kv_bytes is None else size(quota.kv_bytes),
+    }
+    return ", ".join(f"{name} {value}" for name, value in named.items() if value is not None) or "-"
+
+
+def _revoke(args: argparse.Namespace, output: Output) -> int:
+    _folder(args).revoke(args.name, _now())
+    output.value({"revoked": args.name})
+    output.text(f"{args.name} is revoked; a running broker ends its sessions within a second")
+    return 0

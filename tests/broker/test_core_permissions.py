@@ -1,0 +1,158 @@
+"""Roles, quotas and revoked keys in the broker's core, without sockets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from scripted_worker import Bench, Client
+
+from vram_conductor.broker.events import ClientMessageIn, KeysChanged
+from vram_conductor.broker.permissions import check_quota, held_bytes
+from vram_conductor.protocol import limits
+from vram_conductor.protocol import messages as m
+from vram_conductor.protocol.errors import Code, OutOfRange, ResourceExhausted
+from vram_conductor.protocol.keys import Quota, Role
+
+HELLO = m.Hello(v=(limits.PROTOCOL_MAJOR, limits.PROTOCOL_MINOR))
+
+
+class Keyed(Client):
+    """A client with a key; its role may change at any time."""
+
+    def __init__(self, bench: Bench, key: str, principal: str, role: Role = "owner") -> None:
+        super().__init__(bench, key.encode(), principal)
+        self.key = key
+        self.role = role
+        self.send(HELLO)
+
+    def send(self, message: Any) -> None:
+        self.bench.post(
+            ClientMessageIn(self.peer, self.principal, False, message, self.role, self.key)
+        )
+
+
+@pytest.fixture
+def bench() -> Bench:
+    bench = Bench()
+    bench.worker()
+    return bench
+
+
+def keys(bench: Bench, quotas: dict[str, Quota] | None = None, **principals: str) -> None:
+    bench.post(KeysChanged(quotas or {}, principals))
+
+
+def test_a_role_may_change_while_its_holder_is_connected(bench: Bench) -> None:
+    alice = Keyed(bench, "k1", "alice")
+    alice.ok(alice.register("coder"))
+    alice.role = "observer"
+    error = alice.error(alice.decode("coder"))
+    assert (error.code, error.reason) == (Code.PERMISSION_DENIED, "role_denied")
+    assert error.details == {"role": "observer", "request": "DECODE"}
+    alice.role = "owner"
+    rid = alice.decode("coder")
+    assert alice.got(rid, m.Accepted)
+
+
+def test_an_admin_sees_everybody_and_an_owner_what_is_its_own(bench: Bench) -> None:
+    alice, root = Keyed(bench, "k1", "alice"), Keyed(bench, "k2", "root", "admin")
+    alice.ok(alice.register("coder"))
+    for client, agents in ((alice, ["alice"]), (root, ["alice"]), (Keyed(bench, "k3", "bob"), [])):
+        rid = bench.rid()
+        client.send(m.Status(rid=rid))
+        assert [agent["principal"] for agent in client.ok(rid).get("agents", [])] == agents
+
+
+def test_a_revoked_session_is_told_and_its_jobs_stop(bench: Bench) -> None:
+    alice, bob = Keyed(bench, "k1", "alice"), Keyed(bench, "k2", "bob")
+    local = Client(bench, b"ipc")
+    local.send(HELLO)
+    for client in (alice, bob):
+        client.ok(client.register("coder"))
+    alice.decode("coder")
+    alice.ok(alice.register("mine", ephemeral=True))
+    keys(bench, k1="alice", k2="bob")
+    assert not alice.got(b"", m.Error)
+    keys(bench, k2="bob")
+    (told,) = alice.got(b"", m.Error)
+    assert (told.error.code, told.error.reason) == (Code.UNAUTHENTICATED, "key_revoked")
+    rid = alice.register("other")
+    assert alice.error(rid).reason == "no_session"
+    undisturbed: list[Client] = [bob, local]
+    for other in undisturbed:
+        assert not other.got(b"", m.Error)
+        rid = bench.rid()
+        other.send(m.List(rid=rid))
+        other.ok(rid)
+    admin = Keyed(bench, "k3", "root", "admin")
+    rid = bench.rid()
+    admin.send(m.Status(rid=rid))
+    report = admin.ok(rid)
+    (worker,) = bench.workers.values()
+    assert len(worker.cancelled()) == 1
+    assert [(a["principal"], a["agent"]) for a in report["agents"]] == [
+        ("alice", "coder"),
+        ("bob", "coder"),
+    ]
+
+
+def test_a_key_that_stands_for_somebody_else_now_is_another_key(bench: Bench) -> None:
+    alice = Keyed(bench, "k1", "alice")
+    keys(bench, k1="bob")
+    assert alice.got(b"", m.Error)
+
+
+def test_agents_on_their_way_count(bench: Bench) -> None:
+    keys(bench, {"alice": Quota(agents=2)}, k1="alice")
+    alice = Keyed(bench, "k1", "alice")
+    for worker in bench.workers.values():
+        worker.dead = True  # nothing is answered: both registrations stay under way
+    alice.register("one")
+    alice.register("two")
+    error = alice.error(alice.register("three"))
+    assert (error.code, error.reason) == (Code.RESOURCE_EXHAUSTED, "quota_exceeded")
+    assert error.details["used"] == 2
+
+
+def test_a_quota_that_shrinks_takes_nothing_away(bench: Bench) -> None:
+    alice = Keyed(bench, "k1", "alice")
+    alice.ok(alice.register("coder"))
+    keys(bench, {"alice": Quota(agents=0, vram_bytes=0, kv_bytes=0, queued_jobs=0)}, k1="alice")
+    alice.ok(alice.register("coder"))
+    assert alice.error(alice.decode("coder")).reason == "quota_exceeded"
+    error = alice.error(alice.register("other"))
+    assert (error.code, error.retryable) == (Code.OUT_OF_RANGE, False)
+    keys(bench, k1="alice")
+    rid = alice.decode("coder")
+    assert alice.got(rid, m.Accepted)
+
+
+def test_what_is_shared_counts_for_each_and_what_is_refused_for_nobody(bench: Bench) -> None:
+    alice, bob = Keyed(bench, "k1", "alice"), Keyed(bench, "k2", "bob")
+    alice.ok(alice.register("one", n_ctx=1024))
+    state = bench.core._state
+    one = held_bytes(state, "alice")
+    assert one[0] > 0
+    assert one[1] > 0
+    bob.ok(bob.register("one", n_ctx=1024))
+    assert held_bytes(state, "alice") == one
+    assert held_bytes(state, "bob") == one
+    keys(bench, {"bob": Quota(vram_bytes=one[0])}, k1="alice", k2="bob")
+    refused = bob.error(bob.register("two", n_ctx=4096))
+    assert refused.details["field"] == "vram_bytes"
+    assert held_bytes(state, "bob") == one
+    assert refused.details["used"] + refused.details["requested"] > one[0]
+    bob.ok(bob.register("two", n_ctx=1024))  # the same pool in turn: not a byte more
+    assert held_bytes(state, "bob") == (one[0], 2 * one[1])
+
+
+def test_never_and_not_now_differ() -> None:
+    check_quota("alice", "agents", 1, 1, 2)
+    check_quota("alice", "agents", 10**9, 1, None)
+    with pytest.raises(ResourceExhausted) as later:
+        check_quota("alice", "agents", 2, 1, 2)
+    assert later.value.retryable
+    with pytest.raises(OutOfRange) as never:
+        check_quota("alice", "vram_bytes", 0, 3, 2)
+    assert not never.value.retryable

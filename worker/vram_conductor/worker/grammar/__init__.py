@@ -1,0 +1,1 @@
+"""Output that follows a grammar: GBNF text → automaton → which tokens may come next."""

@@ -1,0 +1,181 @@
+"""Where a text stands in a grammar. *Pure.*
+
+Earley's recogniser (J. Earley, "An efficient context-free parsing algorithm", CACM 13, 1970) over
+automata instead of rules' right-hand sides. Each place remembers where the rule that it is in was
+called from, not how: so an ambiguous grammar costs no more than the square of the text's length,
+where a list of all stacks grows exponentially. Equal places are one object, and what follows from
+one is computed once: inside a string the same place comes back after every character.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from vram_conductor.protocol.errors import ResourceExhausted
+from vram_conductor.worker.grammar.automaton import Automaton
+
+ITEMS_MAX = 10_000
+"""Of one place: ways to read the text so far."""
+
+PLACES_MAX = 20_000
+"""Places that are remembered; then all but the current one are forgotten."""
+
+WORK_MAX = 400_000
+"""Items that may be looked at for one token; about half a second."""
+
+_WHOLE = -1
+"""The rule that a whole text completes."""
+
+Item = tuple[int, int, "Place | None"]
+"""State, the rule that is completed at its end, and where that was called (None: here)."""
+
+
+class Place:
+    """A set of items.
+
+    Attributes:
+        complete: the text may end here.
+        finished: it must end here.
+        next: what follows, by class; None: nothing.
+        tokens: kept by whoever asks which tokens may follow.
+    """
+
+    __slots__ = ("_scan", "_waiting", "complete", "finished", "next", "tokens")
+
+    def __init__(
+        self,
+        scan: list[tuple[int, int, Item]],
+        waiting: dict[int, list[Item]],
+        *,
+        complete: bool,
+    ) -> None:
+        self._scan, self._waiting = scan, waiting
+        self.complete, self.finished = complete, complete and not scan
+        self.next: dict[int, Place | None] = {}
+        self.tokens: Any = None
+
+    def scanned(self, char_class: int) -> list[Item]:
+        """Items behind a character of this class."""
+        return [
+            (state, rule, self if origin is None else origin)
+            for first, last, (state, rule, origin) in self._scan
+            if first <= char_class <= last
+        ]
+
+    @property
+    def edges(self) -> int:
+        """Size of what :meth:`scanned` looks at."""
+        return len(self._scan)
+
+    def callers(self, rule: int) -> list[Item]:
+        """Items that go on when ``rule``, called here, is complete."""
+        return [
+            (state, outer, self if origin is None else origin)
+            for state, outer, origin in self._waiting.get(rule, ())
+        ]
+
+
+class Matcher:
+    """Makes places, for one grammar. One thread at a time.
+
+    Attributes:
+        start: before the first character.
+    """
+
+    def __init__(self, automaton: Automaton) -> None:
+        self._automaton = automaton
+        self._places: dict[tuple[bool, frozenset[Item]], Place] = {}
+        self._work = 0
+        # Not "here": what was called here follows from the rest, and tells no places apart.
+        before = Place([], {}, complete=False)
+        self.start = self._close([(automaton.starts[automaton.root], _WHOLE, before)])
+
+    def begin(self) -> None:
+        """A new token: what may be looked at for it begins to count."""
+        self._work = 0
+
+    def forget(self, current: Place) -> None:
+        """Keep what is remembered within PLACES_MAX. Not in the middle of anything."""
+        if len(self._places) > PLACES_MAX:
+            for place in self._places.values():
+                place.next.clear()
+                place.tokens = None
+            self._places.clear()
+            current.next.clear()
+
+    def step(self, place: Place, char_class: int) -> Place | None:
+        """The place behind one more character; None: it may not follow.
+
+        Raises:
+            ResourceExhausted: ``grammar_too_ambiguous``: more than ITEMS_MAX items, or more than
+                WORK_MAX since :meth:`begin`.
+        """
+        if char_class in place.next:
+            return place.next[char_class]
+        self._spend(place.edges)
+        scanned = place.scanned(char_class)
+        found = self._close(scanned) if scanned else None
+        place.next[char_class] = found
+        return found
+
+    def _close(self, kernel: Iterable[Item]) -> Place:
+        """The place of these items and of all that follow from them without a character."""
+        automaton = self._automaton
+        todo, seen = list(kernel), set(kernel)
+        scan: list[tuple[int, int, Item]] = []
+        waiting: dict[int, list[Item]] = {}
+        complete = False
+        while todo:
+            state, rule, origin = todo.pop()
+            found: list[Item] = [(target, rule, origin) for target in automaton.jumps[state]]
+            if automaton.ends[state]:
+                if rule == _WHOLE:
+                    complete = True
+                elif origin is not None:
+                    found += origin.callers(rule)
+                # Else the rule was called here and is empty: its caller went past it already.
+            for called, target in automaton.calls[state]:
+                begin = automaton.starts[called]
+                if automaton.nullable[called]:
+                    found.append((target, rule, origin))
+                if automaton.tail[target]:
+                    # Its end is the end of the rule that it is in: nothing to come back to.
+                    found.append((begin, rule, origin))
+                else:
+                    waiting.setdefault(called, []).append((target, rule, origin))
+                    found.append((begin, called, None))
+            for first, last, target in automaton.edges[state]:
+                scan.append((first, last, (target, rule, origin)))
+            for item in found:
+                if item not in seen:
+                    seen.add(item)
+                    todo.append(item)
+            if len(seen) > ITEMS_MAX:
+                raise _too_ambiguous("ways to read what was said so far", ITEMS_MAX)
+        self._spend(len(seen) + len(scan))
+        return self._same(Place(scan, waiting, complete=complete), seen)
+
+    def _same(self, place: Place, items: set[Item]) -> Place:
+        """The place that has been made before of the same items, if there is one."""
+        automaton = self._automaton
+        key = frozenset(
+            item
+            for item in items
+            if item[2] is not None and (automaton.edges[item[0]] or automaton.calls[item[0]])
+        )
+        return self._places.setdefault((place.complete, key), place)
+
+    def _spend(self, items: int) -> None:
+        self._work += items
+        if self._work > WORK_MAX:
+            raise _too_ambiguous("steps to find out which token may come next", WORK_MAX)
+
+
+def _too_ambiguous(what: str, limit: int) -> ResourceExhausted:
+    return ResourceExhausted(
+        "grammar_too_ambiguous",
+        f"the grammar leaves more than {limit} {what}; make it less ambiguous (alternatives that "
+        "begin alike, repetitions of what may be empty)",
+        limit=limit,
+    )
