@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 import time
 
@@ -12,8 +13,10 @@ from hypothesis import strategies as st
 
 from vram_conductor.protocol.errors import Code, ConductorError, ResourceExhausted
 from vram_conductor.protocol.limits import GRAMMAR_BYTES_MAX
+from vram_conductor.worker.grammar import matcher
 from vram_conductor.worker.grammar.constraint import Constraint
 from vram_conductor.worker.grammar.gbnf import REPEAT_MAX
+from vram_conductor.worker.grammar.matcher import Place
 from vram_conductor.worker.grammar.rules import DEPTH_MAX
 from vram_conductor.worker.grammar.tokens import TokenTexts
 
@@ -190,6 +193,41 @@ def test_what_is_ambiguous_beyond_measure_is_refused_in_time() -> None:
     assert caught.value.reason == "grammar_too_ambiguous"
 
 
+def places() -> int:
+    return sum(type(each) is Place for each in gc.get_objects())
+
+
+def test_what_is_remembered_is_bounded_and_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every text leads to a place of its own, and the later the more there is to it."""
+    monkeypatch.setattr(matcher, "KEPT_MAX", 20_000)
+    gc.collect()
+    before = places()
+    constraint = Constraint('root ::= [ab]* "a" [ab]{500} "!"', BYTES)
+    most = 0
+    for number in range(300):
+        constraint.allowed()
+        constraint.accept(ord("ab"[number * number % 7 % 2]) + 1)
+        most = max(most, constraint._matcher._kept.total())
+    assert 10_000 < most < 25_000
+    del constraint
+    gc.collect()
+    assert places() <= before
+
+
+def test_what_leads_back_to_too_much_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(matcher, "KEPT_MAX", 20_000)
+    constraint = Constraint("root ::= e\ne ::= e e | [a-z]", BYTES)
+
+    def go_on() -> None:
+        for _ in range(400):
+            constraint.allowed()
+            constraint.accept(ord("a") + 1)
+
+    with pytest.raises(ResourceExhausted) as caught:
+        go_on()
+    assert caught.value.details == {"limit": 20_000}
+
+
 def test_a_string_of_any_length_takes_one_place() -> None:
     """What may follow is found out once, and not for every character."""
     constraint = Constraint(JSON, BYTES)
@@ -260,6 +298,19 @@ def test_characters_in_pieces() -> None:
     assert reads("root ::= [^a]", "\u00e9"[:0]) == "more"
     nothing = Constraint("root ::= [\\uD800-\\uDFFF]", BYTES)
     assert nothing.allowed().tolist() == [], "no UTF-8 says half a surrogate pair"
+
+
+def test_what_may_follow_is_not_remembered_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vram_conductor.worker.grammar.constraint.TOKENS_KEPT_MAX", 1000)
+    constraint = Constraint("root ::= .{500}", BYTES)
+    kept = []
+    for _ in range(100):
+        first = constraint.allowed()
+        assert constraint.allowed() is first
+        kept.append(sum(len(place.tokens) for place in constraint._kept))
+        constraint.accept(ord("x") + 1)
+    assert max(kept) <= 1000
+    assert min(kept) > 0
 
 
 def test_a_vocabulary_without_the_characters_is_a_dead_end() -> None:

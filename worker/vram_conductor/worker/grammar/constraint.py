@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -14,6 +16,10 @@ from vram_conductor.worker.grammar.tokens import TokenTexts
 
 _SURROGATES = (0xD800, 0xDFFF)
 _KEYS_MAX = 1 << 20
+
+TOKENS_KEPT_MAX = 4_000_000
+"""Ids that are remembered as what may follow, over all places; 16 MB. Inside a string that is most
+of a vocabulary, and where characters are counted each of them is another place."""
 
 
 class Constraint:
@@ -34,6 +40,9 @@ class Constraint:
         self._matcher = Matcher(self._automaton)
         self._place = self._matcher.start
         self._pending = b""
+        # A place that nothing leads to any more goes, with what is remembered of it.
+        self._kept = weakref.WeakSet[Place]()
+        self._kept_tokens = 0
         boundaries = np.array(self._automaton.boundaries, np.uint32)
         self._classes: NDArray[np.intp] = np.searchsorted(boundaries, texts.codes, side="right")
 
@@ -76,12 +85,27 @@ class Constraint:
             return self._unite([self._broken()])
         if self._place.tokens is None:
             ends = self._texts.ends if self._place.complete else self._texts.ends[:0]
-            self._place.tokens = self._unite([ends, self._broken(), self._whole()])
+            self._keep(self._unite([ends, self._broken(), self._whole()]))
         found: Tokens = self._place.tokens
         return found
 
+    def _keep(self, tokens: Tokens) -> None:
+        """Remember what may follow here; before it becomes too much, forget all the rest."""
+        self._kept_tokens += len(tokens)
+        if self._kept_tokens > TOKENS_KEPT_MAX:
+            for place in self._kept:
+                place.tokens = None
+            self._kept.clear()
+            self._kept_tokens = len(tokens)
+        self._place.tokens = tokens
+        self._kept.add(self._place)
+
     def accept(self, token: int) -> None:
-        """``token``, which is allowed, comes next."""
+        """``token``, which is allowed, comes next.
+
+        Raises:
+            ResourceExhausted: ``grammar_too_ambiguous``.
+        """
         if self._texts.is_end(token):
             return
         self._matcher.begin()

@@ -9,6 +9,8 @@ one is computed once: inside a string the same place comes back after every char
 
 from __future__ import annotations
 
+import weakref
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
@@ -21,8 +23,13 @@ ITEMS_MAX = 10_000
 PLACES_MAX = 20_000
 """Places that are remembered; then all but the current one are forgotten."""
 
+KEPT_MAX = 500_000
+"""Items of all places that are remembered, or that these lead back to; about 100 MB."""
+
 WORK_MAX = 400_000
 """Items that may be looked at for one token; about half a second."""
+
+_ITEMS = "items"
 
 _WHOLE = -1
 """The rule that a whole text completes."""
@@ -41,7 +48,7 @@ class Place:
         tokens: kept by whoever asks which tokens may follow.
     """
 
-    __slots__ = ("_scan", "_waiting", "complete", "finished", "next", "tokens")
+    __slots__ = ("__weakref__", "_scan", "_waiting", "complete", "finished", "next", "tokens")
 
     def __init__(
         self,
@@ -87,6 +94,8 @@ class Matcher:
         self._automaton = automaton
         self._places: dict[tuple[bool, frozenset[Item]], Place] = {}
         self._work = 0
+        # Not of this object's own: what waits for a place's end must not keep it from ending.
+        self._kept = Counter[str]()
         # Not "here": what was called here follows from the rest, and tells no places apart.
         before = Place([], {}, complete=False)
         self.start = self._close([(automaton.starts[automaton.root], _WHOLE, before)])
@@ -96,13 +105,20 @@ class Matcher:
         self._work = 0
 
     def forget(self, current: Place) -> None:
-        """Keep what is remembered within PLACES_MAX. Not in the middle of anything."""
-        if len(self._places) > PLACES_MAX:
-            for place in self._places.values():
-                place.next.clear()
-                place.tokens = None
-            self._places.clear()
-            current.next.clear()
+        """Keep what is remembered within PLACES_MAX and KEPT_MAX. Not in the middle of anything.
+
+        Raises:
+            ResourceExhausted: ``grammar_too_ambiguous``: ``current`` alone leads back to more.
+        """
+        if len(self._places) <= PLACES_MAX and self._kept[_ITEMS] <= KEPT_MAX:
+            return
+        for place in self._places.values():
+            place.next.clear()
+            place.tokens = None
+        self._places.clear()
+        current.next.clear()
+        if self._kept[_ITEMS] > KEPT_MAX:
+            raise _too_ambiguous("places and ways by which they were reached", KEPT_MAX)
 
     def step(self, place: Place, char_class: int) -> Place | None:
         """The place behind one more character; None: it may not follow.
@@ -164,7 +180,12 @@ class Matcher:
             for item in items
             if item[2] is not None and (automaton.edges[item[0]] or automaton.calls[item[0]])
         )
-        return self._places.setdefault((place.complete, key), place)
+        same = self._places.setdefault((place.complete, key), place)
+        if same is place:
+            self._kept[_ITEMS] += len(items)
+            end = weakref.finalize(place, self._kept.subtract, {_ITEMS: len(items)})
+            end.atexit = False
+        return same
 
     def _spend(self, items: int) -> None:
         self._work += items
