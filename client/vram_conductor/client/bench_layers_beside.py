@@ -44,8 +44,8 @@ def verdict(found: LayersReport, way: str) -> str:
 
 def batches_table(found: LayersReport) -> str:
     """One row per batch, of the pipeline alone."""
-    header = ["batch", "tokens/s", "with logits", "serial", "T ms", "C ms", "bound", "memory"]
-    header += ["steps"]
+    header = ["batch", "tokens/s", "with logits", "serial", "T ms", "C ms", "share", "memory"]
+    header += ["timed"]
     rows = []
     for row in found.layers.decode:
         rates = (row.tokens_s, row.logits_tokens_s, row.serial_tokens_s)
@@ -55,7 +55,7 @@ def batches_table(found: LayersReport) -> str:
         rows.append(cells)
     if not rows:
         return ""
-    title = "decode (T, C: transfers, computation alone; bound: of what the copies allow)"
+    title = "decode (T, C: transfers, computation alone; share: of what the copies allow)"
     return f"{title}\n{table(header, rows, right=range(len(header)))}"
 
 
