@@ -8,6 +8,7 @@ const [endpoint, model = "smollm2-135m", prompt = "The sea is", most = "48"] = p
 const [WINDOW, WELCOME_MS, SILENT] = [64, 5000, 3];
 const socket = new Dealer({ linger: 500, maxMessageSize: 8 << 20, heartbeatInterval: 5000 });
 const fail = (code, text) => (console.error(text), process.exit(code));
+if (!endpoint) fail(64, "usage: node client.js ENDPOINT [MODEL [PROMPT [MAX_TOKENS]]]");
 let heard = Date.now(), sending = Promise.resolve(), cancelled = false, current;
 
 /** Send a message; a socket sends one at a time. Returns the rid, which every answer repeats. */

@@ -52,7 +52,10 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     )
     decode.add_argument("--grammar", type=Path, metavar="FILE", help="GBNF that the answer follows")
     decode.add_argument(
-        "--json-schema", type=Path, metavar="FILE", help="the answer is JSON, valid by this schema"
+        "--json-schema",
+        type=Path,
+        metavar="FILE",
+        help="JSON by this schema, unless --max-tokens cuts it off",
     )
     decode.add_argument("--priority", type=int, metavar="N", help="-100 to 100")
     decode.add_argument("--queue-ms", type=int, metavar="MS", help="give up if not started by then")
