@@ -111,7 +111,7 @@ def _new(args: argparse.Namespace, output: Output) -> int:
     whose = "a worker" if key.role == "worker" else f"{principal}, {key.role}"
     output.text(f"{out} is the key of {whose}: bring it to its owner and delete it here")
     if first:
-        output.text("the broker's first keys: start it (again, if it runs), then tcp asks for them")
+        output.text("the broker's first keys: if it runs, start it again, then tcp asks for them")
     return 0
 
 
