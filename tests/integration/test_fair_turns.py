@@ -15,11 +15,12 @@ from vram_conductor.client.reply import Reply, Result
 from vram_conductor.client.stage import StageDevice
 from vram_conductor.protocol.status import JobStatus
 
-SPECS = {name: Spec(vocab="bytes", seed=40 + seed) for seed, name in enumerate("ABCD")}
+SPECS = {name: Spec(vocab="bytes", n_layer=16, seed=40 + seed) for seed, name in enumerate("ABCD")}
 WORDS = {name: some_tokens(30, seed) for seed, name in enumerate("ABCD")}
 N_CTX = 4096
 LONG = 3000
-"""Tokens of an answer that takes longer than a time slice (two seconds)."""
+"""Tokens of an answer that takes longer than a time slice (two seconds), also on a machine that is
+twice as fast as most."""
 
 
 @pytest.fixture(scope="module")
