@@ -22,7 +22,7 @@ from cuda_on_cpu.kernels import KernelError, Kernels, compile_kernels
 from numpy.typing import NDArray
 
 from vram_conductor.protocol.errors import Internal, ResourceExhausted
-from vram_conductor.worker.pipeline.gpu import Argument, Event, Size, Stream
+from vram_conductor.worker.pipeline.gpu import Argument, Event, Module, Size, Stream
 
 
 class EmulatedCuda:
@@ -219,7 +219,7 @@ class EmulatedEvent:
         pass
 
 
-class EmulatedModule:
+class EmulatedModule(Module):
     def __init__(self, gpu: EmulatedCuda, kernels: Kernels) -> None:
         self._gpu = gpu
         self._kernels = kernels
@@ -238,17 +238,6 @@ class EmulatedModule:
                 raise Internal("cuda_failed", str(error)) from None
 
         return EmulatedLaunch(run)
-
-    def launch(
-        self,
-        name: str,
-        grid: Size,
-        block: Size,
-        args: Sequence[Argument],
-        stream: Stream,
-        shared_bytes: int = 0,
-    ) -> None:
-        self.prepare(name, grid, block, args, shared_bytes).on(stream)
 
 
 class EmulatedLaunch:

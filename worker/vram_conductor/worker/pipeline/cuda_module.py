@@ -8,7 +8,7 @@ from typing import Any
 
 from vram_conductor.protocol.errors import FailedPrecondition, Internal
 from vram_conductor.worker.pipeline.cuda_call import do
-from vram_conductor.worker.pipeline.gpu import Argument, Size, Stream
+from vram_conductor.worker.pipeline.gpu import Argument, Module, Size, Stream
 
 COMPILE_OPTIONS = ("-std=c++17",)
 
@@ -17,7 +17,7 @@ _SHARED_BYTES_UNASKED = 48 << 10
 """More dynamic shared memory has to be asked for (CUDA C++ programming guide)."""
 
 
-class CudaModule:
+class CudaModule(Module):
     """See :class:`vram_conductor.worker.pipeline.gpu.Module`. CuPy keeps what it compiled on disk
     (``CUPY_CACHE_DIR``)."""
 
@@ -50,17 +50,6 @@ class CudaModule:
             pointer, wish = function.kernel.ptr, _MAX_DYNAMIC_SHARED
             do(self._driver.funcSetAttribute, pointer, wish, shared_bytes)
         return CudaLaunch(self._driver, function, grid, block, args, shared_bytes)
-
-    def launch(
-        self,
-        name: str,
-        grid: Size,
-        block: Size,
-        args: Sequence[Argument],
-        stream: Stream,
-        shared_bytes: int = 0,
-    ) -> None:
-        self.prepare(name, grid, block, args, shared_bytes).on(stream)
 
 
 class CudaLaunch:

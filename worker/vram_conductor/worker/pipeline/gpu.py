@@ -130,6 +130,7 @@ class Module(Protocol):
         shared_bytes: int = 0,
     ) -> None:
         """:meth:`prepare` it, and put it on ``stream``."""
+        self.prepare(name, grid, block, args, shared_bytes).on(stream)
 
 
 class Gpu(Protocol):
