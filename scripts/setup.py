@@ -245,7 +245,7 @@ def setup() -> None:
     make_venv()
     install_llama()
     say("installing the other dependencies")
-    pip("-e", ".[broker,worker,dev]")
+    pip("-e", ".[broker,worker,models,dev]")
     compile_preload()
     stamp.write_text(mark)
     say("done")
