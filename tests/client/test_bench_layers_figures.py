@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from layers_answers import MIB, decode, layers
 
 from vram_conductor.client.bench_layers_figures import add_figures
@@ -138,28 +136,6 @@ def test_a_small_model_owes_no_share_of_the_bound() -> None:
     value["decode"][0]["memory"]["streamed_bytes"] = 90 * MIB
     _, found = figures_of(LayersReport(msgspec.convert(value, Layers)))
     assert found["bound_share"].wanted is None
-
-
-rates = st.dictionaries(st.sampled_from([1, 2, 4, 8, 16]), st.floats(1, 100), max_size=5)
-
-
-@given(rates, rates)
-def test_ahead_from_a_batch_is_ahead_at_every_larger_one(
-    ours: dict[int, float], theirs: dict[int, float]
-) -> None:
-    found = report_of(ours, theirs)
-    first = found.ahead_from("partial")
-    # As they are read back: 1e3 / (1e3 / x) is not always x.
-    read = {row.batch: row.logits_tokens_s for row in found.layers.decode}
-    both = sorted(ours.keys() & theirs.keys())
-    ahead = [read[batch] > theirs[batch] for batch in both]
-    if first is None:
-        assert not ahead or not ahead[-1]
-    else:
-        at = both.index(first)
-        assert all(ahead[at:])
-        assert at == 0 or not ahead[at - 1]
-    assert found.ahead_from("cpu") is None
 
 
 def test_the_table_has_a_row_per_batch_and_a_column_per_way() -> None:

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pipeline_simulation import simulate
 
 from vram_conductor.worker.pipeline.schedule import (
     Schedule,
     Step,
     bound,
     makespan_ms,
-    simulate,
     single_pass_ms,
 )
 from vram_conductor.worker.pipeline.streams import Span

@@ -211,11 +211,3 @@ class LayersReport:
         rows = sorted(self.layers.decode, key=lambda row: row.batch)
         rates = ((row, self.rate(way, row.batch)) for row in rows)
         return {row.batch: row.logits_tokens_s / theirs for row, theirs in rates if theirs}
-
-    def ahead_from(self, way: str) -> int | None:
-        """The smallest batch from which on the pipeline is the faster one at every batch that
-        both were measured at; None if it is not at the largest."""
-        first = None
-        for batch, ratio in self.ratios(way).items():
-            first = None if ratio <= 1 else first or batch
-        return first
