@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -108,7 +108,7 @@ class Client:
 
 
 @contextmanager
-def process(*command: str, **how: Any) -> Iterator[subprocess.Popen[bytes]]:
+def process(*command: str, **how: Any) -> Generator[subprocess.Popen[bytes]]:
     """A child that is gone afterwards."""
     child = subprocess.Popen([sys.executable, *command], **how)
     try:

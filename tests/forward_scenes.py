@@ -5,7 +5,7 @@ A scene is a class of tests that take ``make_gpu``; tests/worker and tests/gpu i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -46,7 +46,7 @@ every_architecture = pytest.mark.parametrize(
 @contextmanager
 def engine(
     make_gpu: MakeGpu | None, spec: Quantised, capacity: Capacity, resident: tuple[int, ...] = ()
-) -> Iterator[LayerEngine]:
+) -> Generator[LayerEngine]:
     """On a GPU, or on the host."""
     plan = Plan(ModelFile.open(make_quantised(spec)), capacity, 2, resident)
     assembly = assemble_on(make_gpu(), plan) if make_gpu else assemble_host(plan)

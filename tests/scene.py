@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from types import TracebackType
@@ -212,7 +212,7 @@ class Scene:
     # --- others -------------------------------------------------------------------------------
 
     @contextmanager
-    def tidied(self) -> Iterator[Scene]:
+    def tidied(self) -> Generator[Scene]:
         """What is registered inside is unregistered at the end, and the books are as before."""
         before = self.calm_books()
         yield self
@@ -222,7 +222,7 @@ class Scene:
         self.settled(before)
 
     @contextmanager
-    def undisturbed(self) -> Iterator[None]:
+    def undisturbed(self) -> Generator[None]:
         """Around bad input: another agent's conversation, in the middle of an answer, goes on
         with the very tokens that it would have had, and the books are as before."""
         name = f"talk-{next(_numbers)}"

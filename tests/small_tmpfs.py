@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
 
 
 @contextlib.contextmanager
-def small_tmpfs(folder: Path, size_bytes: int) -> Iterator[Path]:
+def small_tmpfs(folder: Path, size_bytes: int) -> Generator[Path]:
     """A tmpfs of so many bytes below ``folder``; skips the test where none can be mounted."""
     mount = folder / "tmpfs"
     mount.mkdir()

@@ -4,7 +4,7 @@ cpu in tests/integration, on a GPU in tests/gpu."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 
 from scene import WAIT_S, Scene
@@ -40,7 +40,7 @@ class Watch:
 
 
 @contextmanager
-def watched(scene: Scene, device: str) -> Iterator[Watch]:
+def watched(scene: Scene, device: str) -> Generator[Watch]:
     """Look all the time; reports are further apart than looks."""
     watch, stop = Watch(), threading.Event()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 from vram_conductor.protocol.errors import Internal, ResourceExhausted
@@ -25,14 +25,14 @@ class Books:
         return len(self.asleep)
 
     @contextmanager
-    def region(self, tag: int) -> Iterator[None]:
+    def region(self, tag: int) -> Generator[None]:
         self.inside.append(tag)
         self.now = tag
         yield
         self.now = 0
 
     @contextmanager
-    def gathered(self) -> Iterator[None]:
+    def gathered(self) -> Generator[None]:
         yield
         if self.broken:
             raise Internal("driver_error", "copying failed")

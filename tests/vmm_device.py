@@ -7,7 +7,7 @@ import ctypes
 import ctypes.util
 import mmap
 import os
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property
 from typing import Protocol
@@ -34,9 +34,11 @@ class Device(Protocol):
 
     def malloc(self, size: int) -> int:
         """The address; MemoryError where it is refused."""
+        ...
 
     def free(self, address: int) -> int:
         """The runtime's error code."""
+        ...
 
     def write(self, address: int, data: bytes) -> None: ...
 
@@ -44,12 +46,14 @@ class Device(Protocol):
 
     def used_bytes(self) -> int:
         """Device memory that is taken."""
+        ...
 
     def pin(self) -> None:
         """Pin memory as that of parked states is pinned, and let go of it."""
 
     def recording(self) -> AbstractContextManager[None]:
         """A stream records a graph inside, as ggml-cuda does it; that it went well is checked."""
+        ...
 
 
 class Counts(ctypes.Structure):
@@ -131,13 +135,13 @@ class StubDevice:
         pass  # by other means, see pinning.c
 
     @contextmanager
-    def recording(self) -> Iterator[None]:
+    def recording(self) -> Generator[None]:
         self.stub.stub_record(1)
         yield
         assert self.stub.stub_record(0), "the context was waited for"
 
     @contextmanager
-    def hog(self, size: int) -> Iterator[None]:
+    def hog(self, size: int) -> Generator[None]:
         """Somebody else takes ``size`` bytes of the device."""
         self.stub.stub_hog(size)
         try:
@@ -201,7 +205,7 @@ class CudaDevice:
             pinner.unpin(address)
 
     @contextmanager
-    def recording(self) -> Iterator[None]:
+    def recording(self) -> Generator[None]:
         runtime, stream, graph = self.runtime, ctypes.c_void_p(), ctypes.c_void_p()
         written = self.malloc(MIB)
         assert not runtime.cudaStreamCreateWithFlags(ctypes.byref(stream), _NON_BLOCKING)

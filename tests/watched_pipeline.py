@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any
 
@@ -46,7 +46,7 @@ def pipeline(
     resident: frozenset[int] = frozenset(),
     fill: Callable[[int, NDArray[np.uint8]], None] = fill,
     kind: type[HostStreams] = HostStreams,
-) -> Iterator[Pipeline]:
+) -> Generator[Pipeline]:
     streams = kind(fill, slots, SLOT_BYTES)
     threads = [lane.thread for lane in streams._lanes.values()]
     try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
 import pytest
@@ -65,7 +65,7 @@ def until(look: Callable[[], object]) -> None:
 
 
 @contextmanager
-def under_way(copier: Copier, copy: Callable[[], object]) -> Iterator[threading.Thread]:
+def under_way(copier: Copier, copy: Callable[[], object]) -> Generator[threading.Thread]:
     """Another thread copies, gathered, and nothing lands before the caller lets it
     (``cudart_hold(0)``), or leaves."""
 

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -281,7 +281,7 @@ def test_an_unusable_folder_is_a_typed_error(tmp_path: Path) -> None:
 
 
 @contextmanager
-def files_no_longer_than(most: int) -> Iterator[None]:
+def files_no_longer_than(most: int) -> Generator[None]:
     """This process's files stay within so many bytes: a disk that is full.
 
     A block, not a fixture: pytest's own output may be a file, and it writes between a test's end

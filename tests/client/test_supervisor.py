@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -432,7 +432,7 @@ sys.exit(item.run())
 
 
 @contextlib.contextmanager
-def process(parts: FakeParts) -> Iterator[subprocess.Popen[str]]:
+def process(parts: FakeParts) -> Generator[subprocess.Popen[str]]:
     with subprocess.Popen(
         [sys.executable, "-c", _PROCESS, parts.write()], stdout=subprocess.PIPE, text=True
     ) as running_:

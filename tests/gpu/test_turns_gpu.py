@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -59,7 +59,7 @@ def _by_model(lines: list[Line], prefix: str) -> dict[str, int]:
 
 
 @contextmanager
-def peak(used_bytes: Callable[[], int]) -> Iterator[list[int]]:
+def peak(used_bytes: Callable[[], int]) -> Generator[list[int]]:
     """Samples NVML until the block is left."""
     samples, stop = [used_bytes()], threading.Event()
 

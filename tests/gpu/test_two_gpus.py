@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -54,7 +54,7 @@ def pair() -> Iterator[Scene]:
 
 
 @contextmanager
-def hog(at: int, size: int) -> Iterator[None]:
+def hog(at: int, size: int) -> Generator[None]:
     """Another program has so much of the GPU."""
     command = [sys.executable, "-c", HOG, str(at), str(size)]
     with subprocess.Popen(

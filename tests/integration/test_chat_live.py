@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -30,7 +30,7 @@ def talker(scene: Scene, smollm2: Path) -> Scene:
 
 
 @contextmanager
-def chatting(scene: Scene, *flags: str, agent: str = "talker") -> Iterator[Terminal]:
+def chatting(scene: Scene, *flags: str, agent: str = "talker") -> Generator[Terminal]:
     command = [*CHAT, agent, *flags, "--clients", scene.stage.endpoint]
     with Terminal(command, columns=100) as terminal:
         terminal.expect("Ctrl-D leaves")

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
 
@@ -33,7 +33,7 @@ for piece in conductor.decode("mortal", **job):
 
 
 @contextmanager
-def program(scene: Scene, **job: Any) -> Iterator[subprocess.Popen[str]]:
+def program(scene: Scene, **job: Any) -> Generator[subprocess.Popen[str]]:
     """A program that has sent its DECODE, or will in a moment."""
     job |= {"endpoint": scene.stage.endpoint, "temperature": 0, "max_tokens": MAX_TOKENS}
     job |= {"logit_bias": NO_END}

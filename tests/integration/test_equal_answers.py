@@ -7,7 +7,7 @@ quantise, and its ``q8_0`` pool has the size of its ``f16`` one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,7 +56,7 @@ def random(spec: Spec, n_ctx: int) -> Speaker:
 
 
 @contextmanager
-def room_for_one(speakers: list[Speaker], kv_type: KVType) -> Iterator[Scene]:
+def room_for_one(speakers: list[Speaker], kv_type: KVType) -> Generator[Scene]:
     """A system that holds all weights and the larger pool, and both agents on it."""
     sizes = [estimates([one.path], one.n_ctx, kv_type)[0] for one in speakers]
     pools = [size["pool_bytes"] for size in sizes]

@@ -7,7 +7,7 @@ import resource
 import shutil
 import struct
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -43,7 +43,7 @@ def parking() -> Iterator[Scene]:
 
 
 @contextmanager
-def tmpfs(folder: Path, size_bytes: int) -> Iterator[None]:
+def tmpfs(folder: Path, size_bytes: int) -> Generator[None]:
     """A file system of this size at ``folder``."""
     folder.mkdir(mode=0o700)
     options = f"size={size_bytes},mode=700"
@@ -63,7 +63,7 @@ def tmpfs(folder: Path, size_bytes: int) -> Iterator[None]:
 
 
 @contextmanager
-def no_room(scene: Scene) -> Iterator[None]:
+def no_room(scene: Scene) -> Generator[None]:
     """No file of the worker may be longer than this: to it that is a full disk."""
     pid, most = scene.worker_pid(), resource.RLIM_INFINITY
     resource.prlimit(pid, resource.RLIMIT_FSIZE, (SMALL_FILE_BYTES, most))

@@ -6,7 +6,7 @@ import os
 import secrets
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 import pytest
@@ -29,7 +29,7 @@ SPECS = [Spec(vocab="bytes", seed=seed, n_vocab=2100, n_layer=2) for seed in (60
 
 
 @contextmanager
-def watched(scene: Scene) -> Iterator[list[str]]:
+def watched(scene: Scene) -> Generator[list[str]]:
     """Look at the books all the time; what is broken is listed."""
     problems: list[str] = []
     stop = threading.Event()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -45,7 +45,7 @@ class Watch:
 
 
 @contextmanager
-def watched(scene: Scene) -> Iterator[Watch]:
+def watched(scene: Scene) -> Generator[Watch]:
     """Looks all the time."""
     watch, stop = Watch(scene.stage.arena_dir, scene.worker_pid()), threading.Event()
 

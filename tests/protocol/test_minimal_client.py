@@ -4,7 +4,7 @@ import ast
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -63,7 +63,7 @@ def answers(message: ClientMessage) -> list[Base]:
 
 
 @contextmanager
-def broker(folder: Path) -> Iterator[tuple[str, list[ClientMessage]]]:
+def broker(folder: Path) -> Generator[tuple[str, list[ClientMessage]]]:
     """Its endpoint, and what it has heard."""
     context: sockets.Context = zmq.Context()
     listener = sockets.listen(context, f"ipc://{folder}/run/c.ipc")

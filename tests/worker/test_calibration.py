@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -192,7 +192,7 @@ class OnHost:
         self.now, self.entered = False, 0
 
     @contextmanager
-    def on_host(self) -> Iterator[None]:
+    def on_host(self) -> Generator[None]:
         assert not self.now
         self.now, self.entered = True, self.entered + 1
         yield

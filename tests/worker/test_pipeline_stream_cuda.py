@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ NOWHERE = Path("/nonexistent")
 @contextmanager
 def rig(
     n_units: int, slots: int, seed: int = 0, *, timed: bool = False
-) -> Iterator[tuple[EmulatedCuda, Rig]]:
+) -> Generator[tuple[EmulatedCuda, Rig]]:
     gpu = EmulatedCuda(NOWHERE, seed=seed)
     it = Rig(gpu, n_units, slots, timed=timed)
     try:

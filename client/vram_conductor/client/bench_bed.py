@@ -7,7 +7,7 @@ import random
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -174,7 +174,7 @@ def open_bed(
     *,
     host_cap_bytes: int = 0,
     worker: str = "",
-) -> Iterator[Bed]:
+) -> Generator[Bed]:
     """Start everything; ``capacity_bytes`` 0 on cuda: the whole card.
 
     Raises:

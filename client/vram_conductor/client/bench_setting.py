@@ -11,7 +11,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -235,7 +235,7 @@ def _run(
 
 
 @contextlib.contextmanager
-def _listening(news: Callable[[str], None] | None) -> Iterator[tuple[int, list[str]]]:
+def _listening(news: Callable[[str], None] | None) -> Generator[tuple[int, list[str]]]:
     """Where a child may write its stderr, and the lines that were no news: complete after the
     block."""
     reading, writing = os.pipe()

@@ -8,7 +8,7 @@ import importlib.util
 import os
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
@@ -98,7 +98,7 @@ def _up(args: argparse.Namespace, output: Output) -> int:
 
 
 @contextlib.contextmanager
-def _stopping(supervisor: Supervisor) -> Iterator[None]:
+def _stopping(supervisor: Supervisor) -> Generator[None]:
     """SIGINT and SIGTERM drain; once more, and nothing is waited for."""
 
     def on_signal(number: int, frame: FrameType | None) -> None:

@@ -13,7 +13,7 @@ import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -154,7 +154,7 @@ def pull(
 
 
 @contextlib.contextmanager
-def _one_at_a_time(models_dir: Path, say: Say) -> Iterator[None]:
+def _one_at_a_time(models_dir: Path, say: Say) -> Generator[None]:
     """A lock on the folder itself: it leaves no file behind. Who has it may tidy up."""
     try:
         models_dir.mkdir(parents=True, exist_ok=True)

@@ -11,7 +11,7 @@ import fcntl
 import os
 import stat
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
@@ -157,7 +157,7 @@ class KeyFolder:
             _write(self.list_path, change(self.read()))
 
     @contextmanager
-    def _locked(self) -> Iterator[None]:
+    def _locked(self) -> Generator[None]:
         try:
             private_folder(self.path, "keys need")
             fd = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -47,6 +47,7 @@ class Estimator(Protocol):
     ) -> Estimate:
         """Raises a ConductorError: ``no_such_model``, ``bad_model``, ``unsupported_model``,
         ``n_ctx_beyond_training``, ``estimate_failed`` …"""
+        ...
 
 
 class Sampler(Protocol):
@@ -56,6 +57,7 @@ class Sampler(Protocol):
     @property
     def finished(self) -> bool:
         """By the grammar nothing may follow what was sampled so far. False without one."""
+        ...
 
     def accept(self, token: int) -> None:
         """Tell the penalties about a token that was not sampled here (the prompt)."""
@@ -73,6 +75,7 @@ class Pool(Protocol):
     @property
     def sleepable(self) -> bool:
         """Whether :meth:`sleep` can give the buffers' memory back. Never changes."""
+        ...
 
     def decode(self, batch: Sequence[tuple[int, Tokens, int, bool]]) -> None:
         """Compute one batch. Each entry: (slot, ids, first position, want logits of the last).
@@ -88,25 +91,31 @@ class Pool(Protocol):
         slot of this pool computes: close it. ``grammar_dead_end``, ``grammar_too_ambiguous``:
         the job's own fault.
         """
+        ...
 
     def pos_min(self, slot: int) -> int:
         """First position still in the cache, -1 if the slot is empty."""
+        ...
 
     def pos_max(self, slot: int) -> int:
         """Last position in the cache, -1 if the slot is empty."""
+        ...
 
     def truncate(self, slot: int, keep: int) -> bool:
         """Remove positions >= ``keep``. False, with nothing changed, where a correct rollback is
         impossible (window already gone, recurrent state); ``keep=0`` always succeeds."""
+        ...
 
     def state_bytes(self, slot: int) -> int:
         """Current size of the slot's state; changes with every decode."""
+        ...
 
     def get_state(self, slot: int, into: memoryview) -> int:
         """Copy the slot's state out; returns the bytes written.
 
         Raises ConductorError ``state_failed``; the slot is unchanged.
         """
+        ...
 
     def set_state(self, slot: int, blob: memoryview) -> None:
         """Replace the slot's state.
@@ -151,13 +160,16 @@ class Model(Protocol):
     @property
     def sleepable(self) -> bool:
         """Whether the weights can sleep, once they are backed up. Never changes."""
+        ...
 
     @property
     def backup_bytes(self) -> int:
         """Pinned host memory that the backup takes; 0: there is none."""
+        ...
 
     def open_pool(self, shape: PoolShape) -> Pool:
         """Create a context. Raises ConductorError ``pool_failed``; nothing stays allocated."""
+        ...
 
     def tokenize(self, text: str, *, first: bool, most: int | None = None) -> Tokens:
         """Ids of ``text`` with special tokens parsed. Any thread, as are all methods up to
@@ -166,6 +178,7 @@ class Model(Protocol):
         ``first``: the start of a transcript, so BOS is added where the model wants it. ``most``:
         nobody has a use for more ids: where there are more, the last ones may be missing.
         """
+        ...
 
     def token_bytes_max(self) -> int | None:
         """Upper bound of the bytes of text that one token covers; None: there is none."""
@@ -173,9 +186,11 @@ class Model(Protocol):
     def joins(self) -> bool:
         """Whether text may be tokenised in pieces (False where the tokenizer adds a space in
         front of every piece)."""
+        ...
 
     def piece(self, token: int, *, special: bool) -> bytes:
         """Bytes of one token; may be part of a character. ``special``: render control tokens."""
+        ...
 
     def is_eog(self, token: int) -> bool: ...
 
@@ -185,6 +200,7 @@ class Model(Protocol):
         Raises ConductorError FAILED_PRECONDITION ``no_chat_template``, INVALID_ARGUMENT
         ``bad_messages`` (the template refuses them), ``template_limit``.
         """
+        ...
 
     def sampler(
         self,
@@ -197,6 +213,7 @@ class Model(Protocol):
     ) -> Sampler:
         """Build a sampler chain. Raises InvalidArgument with the parameter's name, and what is
         wrong with ``grammar`` or ``json_schema``; FailedPrecondition ``no_vocabulary``."""
+        ...
 
     def back_up(self) -> None:
         """Copy the weights to pinned host memory, once: they never change. Only while awake.
@@ -243,6 +260,7 @@ class Engine(Protocol):
     def load(self, path: str, name: str) -> Model:
         """Load weights. Raises a ConductorError, and nothing stays allocated: ``load_failed``,
         ``no_such_model``, ``bad_model``, ``unsupported_model``."""
+        ...
 
     def used_bytes(self) -> int | None:
         """What the device says is in use now, by everybody; None where nobody can tell (cpu)."""

@@ -13,7 +13,7 @@ import ctypes
 import logging
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Generator
 from typing import Literal
 
 from vram_conductor.protocol.errors import ConductorError
@@ -62,7 +62,7 @@ class HalfMemory:
         return max(self.allocated_bytes, self._reserved_bytes)
 
     @contextlib.contextmanager
-    def _used(self) -> Iterator[None]:
+    def _used(self) -> Generator[None]:
         """The lock, with a word to the pinning thread to let go of it after its piece."""
         self._users += 1
         try:

@@ -78,9 +78,11 @@ class Lanes(Protocol):
 
     def finished(self) -> list[Errand]:
         """What has reported since the last call, in the order in which it began."""
+        ...
 
     def wait(self) -> list[Errand]:
         """The same, but at least one; something must be under way."""
+        ...
 
     def keep(self, names: Collection[str]) -> None:
         """End the lanes that are not among these; nothing is under way on them."""

@@ -12,7 +12,7 @@ import ctypes
 import mmap
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator
 
 from vram_conductor.protocol.errors import FailedPrecondition, Internal, ResourceExhausted
 
@@ -106,7 +106,7 @@ class CudaPinner:
         self.spans = self._probe()
 
     @contextlib.contextmanager
-    def _current(self) -> Iterator[None]:
+    def _current(self) -> Generator[None]:
         """The context is current in this thread meanwhile, and only meanwhile."""
         result = self._cuda.call("cuCtxPushCurrent_v2", self._context)
         if result:

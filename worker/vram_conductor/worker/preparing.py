@@ -22,9 +22,11 @@ class Preparer(Protocol):
 
     def submit(self, task: Task) -> bool:
         """Take a task; False if enough of its kind are waiting already."""
+        ...
 
     def finished(self) -> list[Task]:
         """What has been carried out since the last call."""
+        ...
 
 
 class InlinePreparer:

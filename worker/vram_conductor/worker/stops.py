@@ -6,7 +6,7 @@ import contextlib
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator
 from types import FrameType
 
 from vram_conductor.protocol.errors import InvalidArgument
@@ -14,7 +14,7 @@ from vram_conductor.worker.loop import Inbox, Stop
 
 
 @contextlib.contextmanager
-def stop_signals(inbox: Inbox) -> Iterator[None]:
+def stop_signals(inbox: Inbox) -> Generator[None]:
     """SIGTERM and SIGINT become a request to drain."""
 
     def on_signal(number: int, frame: FrameType | None) -> None:

@@ -59,25 +59,30 @@ class Store(Protocol):
     @property
     def capacity_bytes(self) -> int:
         """Bytes that the store may take in all."""
+        ...
 
     @property
     def used_bytes(self) -> int:
         """Bytes that it takes now, whole arenas counted."""
+        ...
 
     @property
     def lent_bytes(self) -> int:
         """Bytes of the capacity that are lent to others, see :meth:`lend`."""
+        ...
 
     @property
     def beside_bytes(self) -> int:
         """Host memory of this device that is no room for states, because the file system that they
         lie in is smaller than what was given."""
+        ...
 
     def lend(self, size_bytes: int) -> bool:
         """Let others have ``size_bytes`` more of the capacity (pinned copies of weights), until
         :meth:`take_back`. Spare halves make room, committed states never: False and nothing has
         changed where they leave less. What is lent counts for :meth:`writer` as if it were used.
         """
+        ...
 
     def take_back(self, size_bytes: int) -> None:
         """Undo :meth:`lend` for ``size_bytes`` (at most :attr:`lent_bytes`)."""
@@ -93,6 +98,7 @@ class Store(Protocol):
             ResourceExhausted: ``arena_full`` (the store's cap) or ``disk_full`` (the file
                 system); nothing has changed, the committed state is still there.
         """
+        ...
 
     def commit(self, meta: ParkedMeta) -> None:
         """Make the state that was written to ``writer(meta.conversation, …)`` the committed one.
@@ -118,9 +124,12 @@ class Store(Protocol):
 
     def keys(self) -> list[ConversationKey]:
         """Conversations with a committed state, adopted too; the least recently used one first."""
+        ...
 
     def pinned(self, key: ConversationKey) -> bool:
         """Whether the committed state lies in pinned memory now, from where it is copied fast."""
+        ...
 
     def bytes(self, key: ConversationKey) -> int:
         """Bytes that a conversation's committed state takes (0 if it has none)."""
+        ...

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -117,7 +117,7 @@ def write_reference(
 
 
 @contextlib.contextmanager
-def _copy(bare: Any, path: str, threads: int, folder: Path) -> Iterator[Any]:
+def _copy(bare: Any, path: str, threads: int, folder: Path) -> Generator[Any]:
     """A model with the same weights as float32: then nothing rounds activations."""
     from vram_conductor.worker.llama.requantise import requantise
 

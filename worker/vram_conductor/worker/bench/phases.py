@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 
@@ -14,7 +14,7 @@ class Phases:
         self.seconds: dict[str, float] = {}
 
     @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
+    def phase(self, name: str) -> Generator[None]:
         """Adds to what there is under this name."""
         began = time.monotonic()
         self.seconds.setdefault(name, 0.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import BinaryIO, Protocol
@@ -112,7 +112,7 @@ class Opened:
 
 
 @contextmanager
-def opened(device: str, shapes: Sequence[Shape], phases: Phases) -> Iterator[Opened]:
+def opened(device: str, shapes: Sequence[Shape], phases: Phases) -> Generator[Opened]:
     """Layers on a device: memory is taken once, for the largest shape that fits.
 
     Args:
@@ -132,7 +132,7 @@ def opened(device: str, shapes: Sequence[Shape], phases: Phases) -> Iterator[Ope
 
 
 @contextmanager
-def _on_cuda(device: str, shapes: Sequence[Shape], phases: Phases) -> Iterator[Opened]:
+def _on_cuda(device: str, shapes: Sequence[Shape], phases: Phases) -> Generator[Opened]:
     # What runs on the host does without CuPy.
     with phases.phase("device"):
         from vram_conductor.worker.pipeline.cuda import Cuda
@@ -162,7 +162,7 @@ def _on_cuda(device: str, shapes: Sequence[Shape], phases: Phases) -> Iterator[O
 
 
 @contextmanager
-def _on_host(shapes: Sequence[Shape], phases: Phases) -> Iterator[Opened]:
+def _on_host(shapes: Sequence[Shape], phases: Phases) -> Generator[Opened]:
     notes = busy_notes(os.getloadavg()[0], len(os.sched_getaffinity(0)))
     folder = tempfile.gettempdir()
 

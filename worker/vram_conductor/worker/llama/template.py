@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from types import FrameType
@@ -182,7 +182,7 @@ class ChatTemplate:
 
 
 @contextmanager
-def _counted() -> Iterator[None]:
+def _counted() -> Generator[None]:
     """Raise :class:`_Limit` in this thread after :data:`STEPS_MAX` lines of Python."""
     left = STEPS_MAX
 

@@ -102,10 +102,12 @@ class Forward(Protocol):
     @property
     def kv_bytes(self) -> int:
         """Of the KV cache, all sequences and layers."""
+        ...
 
     @property
     def activation_bytes(self) -> int:
         """Of everything else that it allocated where it computes."""
+        ...
 
     def begin(self, batch: Batch) -> None:
         """Take a batch, which fits the capacity, and embed its tokens."""
@@ -119,10 +121,12 @@ class Forward(Protocol):
 
     def logits(self) -> NDArray[np.float32]:
         """(len(batch.wanted), n_vocab), once all units are done."""
+        ...
 
     def best(self) -> NDArray[np.int32]:
         """The entry with the largest logit of each wanted token (len(batch.wanted),), the first of
         several; instead of :meth:`logits`."""
+        ...
 
     def close(self) -> None:
         """Free the memory; more than once is fine."""

@@ -62,12 +62,14 @@ class Event(Protocol):
 
     def done(self) -> bool:
         """Whether the stream has come so far."""
+        ...
 
     def synchronise(self) -> None:
         """Wait for it."""
 
     def ms_since(self, earlier: Event) -> float:
         """Between two events that are timed and done, at about half a microsecond."""
+        ...
 
     def close(self) -> None:
         """May be called twice."""
@@ -119,6 +121,7 @@ class Module(Protocol):
         Raises:
             Internal: ``cuda_failed``: no such kernel, or more shared memory than the device has.
         """
+        ...
 
     def launch(
         self,
@@ -151,10 +154,12 @@ class Gpu(Protocol):
     @property
     def total_bytes(self) -> int:
         """Its memory, all of it."""
+        ...
 
     @property
     def free_bytes(self) -> int:
         """What nobody uses now."""
+        ...
 
     def allocate(self, n_bytes: int) -> DeviceMemory:
         """``n_bytes`` of the device, straight from the driver.
@@ -162,6 +167,7 @@ class Gpu(Protocol):
         Raises:
             ResourceExhausted: ``device_memory_short``.
         """
+        ...
 
     def pinned(self, n_bytes: int) -> PinnedMemory:
         """``n_bytes`` of the host, page-locked.
@@ -169,6 +175,7 @@ class Gpu(Protocol):
         Raises:
             ResourceExhausted: ``host_memory_short``, ``pin_refused``.
         """
+        ...
 
     def stream(self) -> Stream: ...
 
@@ -192,6 +199,7 @@ class Gpu(Protocol):
             FailedPrecondition: ``nvrtc_missing``.
             Internal: ``kernel_compile_failed``: the compiler's words.
         """
+        ...
 
     def close(self) -> None:
         """Everything that was made by it must be closed before."""

@@ -30,6 +30,7 @@ class Payload(Protocol):
     @property
     def streams(self) -> Streams:
         """That take times."""
+        ...
 
     def work(self, unit: int, slot: Any) -> None:
         """For :meth:`Pipeline.run`."""

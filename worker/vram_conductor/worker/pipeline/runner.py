@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -77,7 +77,7 @@ class Pipeline:
             self.streams.synchronise()
 
     @contextmanager
-    def _forgetting(self) -> Iterator[None]:
+    def _forgetting(self) -> Generator[None]:
         """After an error the slots count as empty."""
         try:
             yield

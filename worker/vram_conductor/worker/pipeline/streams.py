@@ -85,6 +85,7 @@ class Streams(Protocol):
     def spans(self) -> list[Span]:
         """What was done since the last call, each stream's in order; nothing where nothing is
         timed. Only after :meth:`synchronise`."""
+        ...
 
     def close(self) -> None:
         """Wait for what has begun and give everything back. May be called twice."""

@@ -17,7 +17,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -151,7 +151,7 @@ class Vmm:
         return next(_tags)
 
     @contextmanager
-    def region(self, tag: int) -> Iterator[None]:
+    def region(self, tag: int) -> Generator[None]:
         """``cudaMalloc`` of this thread belongs to ``tag`` inside; regions nest."""
         before = self._library.vmm_begin(tag)
         try:
@@ -160,14 +160,14 @@ class Vmm:
             self._library.vmm_end(before)
 
     @contextmanager
-    def on_host(self) -> Iterator[None]:
+    def on_host(self) -> Generator[None]:
         """``cudaMalloc`` of this thread gives pinned host memory inside, and takes nothing from
         the device: for contexts that are made only to see how large they would be."""
         with self.region(_ON_HOST):
             yield
 
     @contextmanager
-    def gathered(self) -> Iterator[None]:
+    def gathered(self) -> Generator[None]:
         """Copies of this thread between host and device are put together inside, and are done
         when it is left, not before: nothing inside may read what it copies. Nests.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from vram_conductor.worker.vmm.library import Vmm
@@ -26,7 +26,7 @@ class Tagged:
         self.backup_bytes = 0
 
     @contextmanager
-    def region(self) -> Iterator[None]:
+    def region(self) -> Generator[None]:
         """What the calling thread allocates on the device inside is this owner's."""
         if self._vmm is None:
             yield
@@ -42,7 +42,7 @@ class Tagged:
         return self._vmm.region(self._tag)
 
     @contextmanager
-    def gathered(self) -> Iterator[None]:
+    def gathered(self) -> Generator[None]:
         """Copies of the calling thread wait for the device once, at the end, where they can; see
         :meth:`Vmm.gathered`. Raises Internal ``driver_error``."""
         if self._vmm is None:
