@@ -59,7 +59,7 @@ class Site:
 def cosines(ours: Logits, theirs: Logits) -> NDArray[np.float64]:
     """Per position."""
     assert ours.shape == theirs.shape
-    found = []
+    found: list[Any] = []
     for row, other in zip(ours, theirs, strict=True):
         a, b = row.astype(np.float64), other.astype(np.float64)
         found.append(a @ b / np.sqrt((a @ a) * (b @ b)))
@@ -87,7 +87,7 @@ def room(tokens: int, n_ctx: int = 256, sequences: int = 1) -> Capacity:
 def greedy(step: Any, prompt: list[int], count: int) -> tuple[list[int], Logits]:
     """Tokens one by one, each the most probable one, and the logits that they were taken from."""
     said: list[int] = []
-    rows = []
+    rows: list[Any] = []
     batch = Batch.of(prompt, 0)
     for at in range(count):
         rows.append(step(batch)[0])
@@ -168,7 +168,7 @@ class AgreementScenes:
         spec, tokens = replace(LLAMA, scaling=scaling), ids(300, 1)
         capacity = room(300, n_ctx=512)
         self.agree(site, spec, [whole(tokens), Batch.of([5], 300)], capacity)
-        logits = []
+        logits: list[NDArray[np.float32]] = []
         for other in (spec, LLAMA):
             with site.open(make_quantised(other), capacity) as engine:
                 logits.append(engine.step(whole(tokens)))
@@ -193,7 +193,7 @@ class AgreementScenes:
             for first, end in itertools.pairwise(cuts)
         ]
         self.agree(site, GEMMA3, pieces, capacity)
-        logits = []
+        logits: list[NDArray[np.float32]] = []
         for spec in (GEMMA3, replace(GEMMA3, n_swa=1000)):
             with site.open(make_quantised(spec), capacity) as engine:
                 logits.append(engine.step(whole(tokens)))

@@ -463,7 +463,9 @@ class FakeModel:
     def _plain(self, text: str) -> list[int]:
         if text and not self.spec.joins:
             text = " " + text
-        ids, data, index = [], text.encode(), 0
+        ids: list[int] = []
+        data = text.encode()
+        index = 0
         while index < len(data):
             pair = data[index : index + 2].decode("latin-1")
             if pair in PAIRS:

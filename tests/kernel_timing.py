@@ -45,7 +45,7 @@ class KernelTimer:
     def fill_bytes_per_s(self, n_bytes: int) -> float:
         """How fast the device writes its memory: what any kernel can be compared with."""
         address = self.memory(n_bytes)
-        rounds = []
+        rounds: list[float] = []
         for _ in range(REPEATS):
             self._events[0].record(self._stream)
             self.gpu.fill(address, 1, n_bytes, self._stream)

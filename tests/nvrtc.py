@@ -86,7 +86,7 @@ def _text(size: Callable[..., int], get: Callable[..., int], program: ctypes.c_v
 
 
 def _usage(log: str) -> dict[str, Usage]:
-    usage = {}
+    usage: dict[str, Usage] = {}
     for part in re.split(r"Compiling entry function '", log)[1:]:
         numbers = {
             word: re.search(rf"(\d+) {phrase}", part)

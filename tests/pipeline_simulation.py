@@ -24,7 +24,7 @@ def simulate(
     free_ms: dict[Stream, float] = {"transfer": 0.0, "compute": 0.0}
     filled_ms: dict[int, float] = {}
     read_ms: dict[int, float] = {}
-    spans = []
+    spans: list[Span] = []
     for step in steps:
         waits, took = (read_ms, transfer_ms) if step.kind == "transfer" else (filled_ms, compute_ms)
         ready_ms = 0.0 if step.slot is None else waits.get(step.slot, 0.0)

@@ -106,7 +106,7 @@ class Module:
 
 
 def load(part: str) -> list[Module]:
-    modules = []
+    modules: list[Module] = []
     for path in sorted((ROOT / part).rglob("*.py")):
         text = path.read_text("utf-8")
         modules.append(Module(part, path, ast.parse(text, str(path)), text.count("\n")))
@@ -178,7 +178,7 @@ def test_the_broker_and_the_client_touch_no_device() -> None:
 def test_the_thin_client_needs_only_the_base_install() -> None:
     """pyzmq and msgspec, and the standard library; what extras bring is imported in functions."""
     allowed = {"vram_conductor", "zmq", "msgspec", *sys.stdlib_module_names}
-    problems = []
+    problems: list[str] = []
     for module in MODULES:
         if module.part not in ("protocol", "client"):
             continue
@@ -264,7 +264,7 @@ def test_so_do_sources_in_c() -> None:
 
 
 def test_functions_stay_small() -> None:
-    problems = []
+    problems: list[str] = []
     for module in MODULES:
         for node in ast.walk(module.tree):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):

@@ -38,7 +38,7 @@ def noise(size: int, seed: int) -> bytes:
 
 def fill(device: Device, tag: int, *sizes: int) -> dict[int, bytes]:
     """Allocate and write: address → contents."""
-    held = {}
+    held: dict[int, bytes] = {}
     for index, size in enumerate(sizes):
         with device.vmm.region(tag):
             address = device.malloc(size)

@@ -321,7 +321,8 @@ def test_pages_hold_a_bounded_amount_and_fit_together() -> None:
     long = "x" * (limits.HISTORY_PAGE_BYTES_MAX // 3)
     for number in range(4):
         chat(client, worker, f"{number}{long}", "ok")
-    seen, start = [], 0
+    seen: list[Turn] = []
+    start = 0
     pages = 0
     while True:
         found = page(client, from_turn=start, expect_version=4)

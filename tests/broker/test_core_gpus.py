@@ -32,7 +32,7 @@ def gpus(
 ) -> tuple[Bench, list[ScratchWorker], Client]:
     devices = [DeviceConfig(id=f"cuda:{at}", kind="cuda") for at in range(count)]
     bench = Bench(config_of(*devices))
-    workers = []
+    workers: list[ScratchWorker] = []
     for at, device in enumerate(devices):
         worker = ScratchWorker(
             bench, device.id, epoch=at + 1, kind="cuda", total_bytes=total * MIB, base_bytes=BASE

@@ -864,7 +864,7 @@ def test_transcript_too_long_for_a_frame_is_an_error_of_that_job(
 def test_finished_results_are_kept_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vram_conductor.broker.jobs.job.RESULTS_MAX", 2)
     bench, worker, client = setup()
-    rids = []
+    rids: list[bytes] = []
     for _ in range(3):
         rids.append(client.decode("coder"))
         worker.finish(worker.job("coder"))

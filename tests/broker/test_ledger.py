@@ -122,7 +122,7 @@ def test_the_requested_context_counts_and_not_the_one_of_the_training() -> None:
 
 def test_cells_are_the_sum_of_the_largest_contexts_that_may_be_there_at_once() -> None:
     ledger = make_ledger(cap=100_000, host=100_000)
-    shapes = []
+    shapes: list[tuple[int, int]] = []
     for name, n_ctx, slots in (("a", 1000, 1), ("b", 3000, 1), ("c", 2000, 2), ("d", 500, 2)):
         claim = make_claim(ledger, name, n_ctx=n_ctx, slots=slots, pool=n_ctx)
         shapes.append((claim.shape.cells, claim.shape.slots))

@@ -37,7 +37,7 @@ def everything(_: Item) -> bool:
 
 
 def drain(queue: JobQueue[Item], device: str = "cpu", now_ns: int = 0) -> list[int]:
-    out = []
+    out: list[int] = []
     while (head := queue.next(device, everything, now_ns)) is not None:
         queue.remove(head)
         out.append(head.job)

@@ -125,7 +125,7 @@ def test_wrong_usage(arguments: list[str], capsys: Any) -> None:
 
 
 def test_the_usage_is_that_of_the_command_that_was_meant(capsys: Any) -> None:
-    said = []
+    said: list[Any] = []
     for arguments in (["register", "a"], ["status", "--wat"], ["models", "pull"], ["stat"]):
         with pytest.raises(SystemExit):
             cli.main(arguments)

@@ -36,7 +36,7 @@ def ids_of(driver: RealDriver, names: list[str], n: int, *, at_once: bool) -> di
     """Every model says ``n`` tokens, at once or in turn: what, and how fast all together."""
     ids: dict[str, list[int]] = {}
     begin = time.perf_counter()
-    ops = {}
+    ops: dict[str, int] = {}
     for index, name in enumerate(names):
         ops[name] = driver.run(name, tokens=prompt(index), max_tokens=n)
         if not at_once:
@@ -57,7 +57,8 @@ def beside(driver: RealDriver, names: list[str], n: int) -> dict[str, Any]:
     def streamed(meanwhile: Callable[[], None]) -> tuple[list[int], float, list[float]]:
         begin = last = time.perf_counter()
         op = driver.run(stream, tokens=prompt(0), max_tokens=n)
-        gaps, seen = [], 0
+        gaps: list[float] = []
+        seen = 0
         while not driver.attempts[op].end:
             meanwhile()
             driver.step()

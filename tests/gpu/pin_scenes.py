@@ -78,9 +78,9 @@ class Device:
 
     def rates(self, address: int, size: int) -> dict[str, float]:
         """GB/s in and out."""
-        found = {}
+        found: dict[str, float] = {}
         for name, copy in (("in", self.copy_in), ("out", self.copy_out)):
-            seconds = []
+            seconds: list[float] = []
             for _ in range(8):
                 began = time.perf_counter()
                 assert copy(address, size) == 0
@@ -90,7 +90,7 @@ class Device:
 
     def pieces(self, address: int, size: int, n: int) -> dict[str, float]:
         """GB/s in and out, in ``n`` pieces, each of which is waited for."""
-        found = {}
+        found: dict[str, float] = {}
         for name, copy in (("in", self.copy_in), ("out", self.copy_out)):
             began = time.perf_counter()
             for at in range(n):
@@ -171,7 +171,7 @@ def written(made: Arena) -> None:
 
 def pin_all(made: Arena) -> list[float]:
     """Milliseconds that each piece took."""
-    took = []
+    took: list[float] = []
     progress = "more"
     while progress != "done":
         began = time.perf_counter()

@@ -185,7 +185,7 @@ def tokens(turns: str, lanes: str) -> dict[str, Any]:
     still.leave()
     driver = stage.driver(tight=True)
     stage.assert_one_at_a_time(driver)
-    wrong = []
+    wrong: list[list[object]] = []
     for index, name in enumerate(order):
         attempt = turn(driver, name, index)
         usage = attempt.done.usage

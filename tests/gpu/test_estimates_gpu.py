@@ -56,7 +56,7 @@ def grid(cuda: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 def test_every_point_is_promised_enough_and_little_more(grid: dict[str, Any]) -> None:
     assert len(grid["rows"]) >= POINTS_MIN
-    wrong = []
+    wrong: list[tuple[Any, Any]] = []
     for row in grid["rows"]:
         over = row["promised_bytes"] - row["used_bytes"]
         if not 0 <= over <= max(16 * MIB, 0.02 * row["used_bytes"]):

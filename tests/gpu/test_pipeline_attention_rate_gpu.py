@@ -19,6 +19,7 @@ from vram_conductor.worker.pipeline.attention_plan import (
     plan,
     scratch_bytes,
 )
+from vram_conductor.worker.pipeline.gpu import Launch
 from vram_conductor.worker.pipeline.kernel_source import kernel_source
 from vram_conductor.worker.pipeline.launch_geometry import Geometry, rms_norm, rope, values
 
@@ -73,7 +74,7 @@ def test_a_layers_attention(
     scratch = timer.memory(scratch_bytes(heads, len(places), gpu.multiprocessors))
     at, of = timer.upload(positions), timer.upload(sequences)
     layers = max(2, -(-CACHES_BYTES // (2 * kv_bytes)))
-    prepared = []
+    prepared: list[Launch] = []
     for _ in range(layers):
         k_cache, v_cache = timer.upload(cells), timer.upload(cells)
         memory = AttentionMemory(q, k_cache, v_cache, out, scratch, at, of)

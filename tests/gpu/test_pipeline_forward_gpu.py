@@ -95,7 +95,7 @@ def test_memory_is_what_it_says_whatever_the_depth(
     sampler = NvmlSampler(cuda)
     capacity = Capacity(n_ctx=1024, tokens_max=64)
     batch = Batch.of(np.arange(64), 0)
-    taken = []
+    taken: list[int] = []
     for n_layer in (2, 2, 20):
         spec = Quantised(
             "llama",

@@ -95,7 +95,7 @@ def test_the_compilers_words_are_told(gpu: Cuda) -> None:
 def test_a_prepared_launch_costs_microseconds(gpu: Cuda) -> None:
     stream = gpu.stream()
     prepared = gpu.module(KERNELS).prepare("nothing", (1,), (32,), (0, np.int32(0)))
-    us = []
+    us: list[float] = []
     for _ in range(20):
         began = time.perf_counter()
         for _ in range(300):
@@ -115,7 +115,7 @@ def test_pinned_memory_is_copied_at_full_speed(gpu: Cuda, cuda: str) -> None:
     pinned_s = time.perf_counter() - began
     memory, stream = gpu.allocate(n_bytes), gpu.stream()
     events = gpu.event(timed=True), gpu.event(timed=True)
-    rates = []
+    rates: list[float] = []
     for turn in range(12):
         start = turn % 4 * n_bytes
         events[0].record(stream)

@@ -23,7 +23,7 @@ N_CTX = 1024
 
 def talk(scene: Scene, agent: str) -> list[list[int]]:
     """A few turns; what was said."""
-    said = []
+    said: list[list[int]] = []
     for turn in range(TURNS):
         words = some_tokens(30, 10 * turn + ord(agent))
         result = scene.run(agent, words, max_tokens=20, logit_bias=NO_END)

@@ -46,7 +46,7 @@ def test_weights_leave_when_nobody_uses_them_and_come_back_with_the_next_job(sce
 
 
 def test_weights_stay_for_a_while_without_an_agent(scene: Scene) -> None:
-    loads = []
+    loads: list[int] = []
     for linger_s in (60, LINGER_S):
         before = scene.device().lingered
         info = scene.conductor.register("brief", model(SPEC), n_ctx=512, linger_s=linger_s).info

@@ -29,7 +29,7 @@ def test_a_chat_does_not_wait_for_a_batch_job(scene: Scene) -> None:
     alone = scene.run("batch", WORDS[0], conversation="alone", max_tokens=LONG).ids
     expected = [scene.run("chat", ids, conversation="alone", max_tokens=4).ids for ids in WORDS]
     batch = batch_job(scene)
-    found = []
+    found: list[list[int]] = []
     for ids in WORDS:
         found.append(scene.run("chat", ids, max_tokens=4).ids)
         jobs = scene.conductor.status().jobs

@@ -39,7 +39,7 @@ def setting() -> Iterator[Setting]:
     weights = sum(size["weights_bytes"] for size in sizes)
     capacity = max(size["weights_bytes"] + size["pool_bytes"] for size in sizes) + MIB
     assert weights > capacity, "the models are to be too large together"
-    said = {}
+    said: dict[str, list[list[int]]] = {}
     with Scene(StageDevice(capacity_bytes=4 * weights, host_cap_bytes=64 * MIB)) as roomy:
         for name, path in models.items():
             roomy.conductor.register(name, str(path), n_ctx=N_CTX)

@@ -113,7 +113,7 @@ def hosts(short_tmp: Path, smollm2: Path) -> Iterator[Hosts]:
 
 
 def test_the_page_as_it_is_written(hosts: Hosts) -> None:
-    said = {}
+    said: dict[str, str] = {}
     for line in COMMANDS:
         code, said[line] = hosts.follow(line)
         assert code == 0, f"{line}\n{said[line]}"

@@ -70,7 +70,7 @@ def test_taken_addresses_are_refused_and_whoever_has_them_goes_on(short_tmp: Pat
                 (short_tmp / "2", f'clients = "{first.endpoint}"', f"process {broker.pid}"),
                 (short_tmp / "3", f'clients = "tcp://127.0.0.1:{port}"', "in use"),
             ]
-            found = []
+            found: list[list[int]] = []
             for number, (folder, lines, says) in enumerate(attempts):
                 folder.mkdir(exist_ok=True)
                 with Up(folder, broker=lines) as second:

@@ -87,7 +87,9 @@ def test_a_forgiven_peer_that_speaks_is_whole_again() -> None:
 def test_following_next_ns_meets_every_duty() -> None:
     """A poll loop that sleeps until ``next_ns`` pings in time, finds death in time, never spins."""
     live = Liveness(0, heartbeat_ms=1000, missed_max=3)
-    now_ns, pings, rounds = 0, [], 0
+    now_ns = 0
+    pings: list[int] = []
+    rounds = 0
     while not live.dead(now_ns):
         if live.ping_due(now_ns):
             pings.append(now_ns // MS)

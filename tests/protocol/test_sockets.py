@@ -278,7 +278,7 @@ def test_a_peer_that_left_is_gone(context: sockets.Context, stack: ExitStack, fo
     say(client, [b"hello"])
     peer = receive(listener.socket).peer
     client.close()
-    results = set()
+    results: set[SendResult] = set()
     for _ in range(1000):
         results.add(sockets.send(listener.socket, [b"x"], peer))
         if SendResult.GONE in results:
@@ -292,7 +292,7 @@ def test_a_slow_peer_is_full_and_others_are_not(
 ) -> None:
     listener = listen(context, stack, f"ipc://{folder}/c.ipc", hwm=10)
     slow, fast = (connect(context, stack, listener.endpoint, hwm=10) for _ in range(2))
-    peers = []
+    peers: list[bytes] = []
     for client in (slow, fast):
         say(client, [b"hello"])
         peers.append(receive(listener.socket).peer)

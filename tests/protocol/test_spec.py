@@ -247,7 +247,7 @@ class Reasons(ast.NodeVisitor):
         if "reason" not in names:
             return []
         index = names.index("reason")
-        reasons = []
+        reasons: list[str] = []
         for other in self.path.parent.rglob("*.py"):
             for node in ast.walk(ast.parse(other.read_text("utf-8"))):
                 if isinstance(node, ast.Call) and called(node) == function.name:
@@ -272,7 +272,7 @@ def argument(node: ast.Call, index: int, name: str = "reason") -> ast.expr | Non
 
 def string_constants(trees: dict[Path, ast.Module]) -> dict[str, str]:
     """Module-level ``NAME = "text"`` of all files."""
-    found = {}
+    found: dict[str, str] = {}
     for tree in trees.values():
         for node in tree.body:
             if (

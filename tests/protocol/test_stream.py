@@ -217,7 +217,7 @@ def test_credit_follows_what_the_application_took() -> None:
 
 def test_a_window_of_one_still_moves() -> None:
     sender, receiver = filled(5, window=1), ReceiveStream(window=1)
-    got = []
+    got: list[int] = []
     for _ in range(20):
         for piece in sender.take():
             receiver.offer(piece.seq, piece.text)

@@ -85,7 +85,8 @@ def test_weights_of_a_balanced_model_are_as_often_above_as_below_zero(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     base = replace(find_shape("tiny-1"), tied=False)
-    means, stds = {}, {}
+    means: dict[tuple[str, bool], float] = {}
+    stds: dict[tuple[str, bool], float] = {}
     for balanced in (False, True):
         shape = replace(base, name=f"tiny-{balanced}", balanced=balanced)
         monkeypatch.setitem(SHAPES, shape.name, shape)

@@ -200,7 +200,8 @@ class OnHost:
 
 
 def test_dry_contexts_are_made_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    vmm, made = OnHost(), []
+    vmm = OnHost()
+    made: list[bool] = []
 
     def create(*arguments: Any) -> Any:
         made.append(vmm.now)

@@ -115,7 +115,8 @@ def test_long_jobs_of_competing_pools_take_time_slices() -> None:
     driver.load("two", "window", n_ctx=200)
     hog = driver.run("one", prompt="ab" * 50, max_tokens=None)
     # Endless jobs: the hog is replaced as soon as it ends.
-    began, waited = driver.device.now_ns, []
+    began = driver.device.now_ns
+    waited: list[float] = []
     for round_ in range(6):
         op = driver.run("two", prompt=f"hello {round_}", max_tokens=3)
         asked = driver.device.now_ns

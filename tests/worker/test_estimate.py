@@ -30,6 +30,7 @@ from vram_conductor.protocol.errors import (
     Unimplemented,
 )
 from vram_conductor.protocol.values import KVType, PoolShape
+from vram_conductor.worker.engine import Estimate
 from vram_conductor.worker.llama import dryrun, isolated, loading
 from vram_conductor.worker.llama.dryrun import DryRunner
 from vram_conductor.worker.llama.estimate import LlamaEstimator
@@ -444,7 +445,7 @@ def test_estimates_beside_a_running_decode(engine: LlamaEngine) -> None:
     ]
     runner.close()
     other = DryRunner(EngineOptions(threads=1))
-    found = []
+    found: list[Estimate] = []
 
     def estimate() -> None:
         for spec in TINY:

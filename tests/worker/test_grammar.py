@@ -303,7 +303,7 @@ def test_characters_in_pieces() -> None:
 def test_what_may_follow_is_not_remembered_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vram_conductor.worker.grammar.constraint.TOKENS_KEPT_MAX", 1000)
     constraint = Constraint("root ::= .{500}", BYTES)
-    kept = []
+    kept: list[int] = []
     for _ in range(100):
         first = constraint.allowed()
         assert constraint.allowed() is first

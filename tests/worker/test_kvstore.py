@@ -215,7 +215,7 @@ def test_only_so_many_arenas_are_mapped(opener: Opener) -> None:
     for index in range(10):
         park(store, f"c{index}", b"%d" % index)
     assert len(store._mapped) == 3
-    views = []
+    views: list[memoryview[int]] = []
     for index in range(10):
         found = store.read(key(f"c{index}"))
         assert found is not None

@@ -68,7 +68,7 @@ def conversations(
     driver.budget(BUDGET if room == "all" else tight)
     for name in SPECS:
         driver.load(name, name, n_ctx=256)
-    said = []
+    said: list[list[int]] = []
     for index in range(4):
         for attempt in driver.finish(*[say(driver, name, index) for name in SPECS]):
             assert attempt.done.usage.reprefilled_tokens == 0

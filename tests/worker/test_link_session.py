@@ -149,7 +149,7 @@ def test_the_next_deadline_is_in_the_future() -> None:
 
 
 def drain(backlog: Backlog) -> list[msgspec.Struct]:
-    found = []
+    found: list[msgspec.Struct] = []
     while (entry := backlog.first()) is not None:
         assert entry.message is not None
         found.append(entry.message)

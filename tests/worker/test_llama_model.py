@@ -332,7 +332,7 @@ def test_closed_models_and_pools_give_their_memory_back(engine: LlamaEngine) -> 
         return size
 
     size = once()
-    seen = []
+    seen: list[int] = []
     for _ in range(10):
         once()
         seen.append(psutil.Process().memory_info().rss)

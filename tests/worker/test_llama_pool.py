@@ -70,7 +70,7 @@ def test_the_largest_logit_is_what_llama_cpp_takes(llama: LlamaModel, pool: Llam
 
 def test_slots_of_one_batch_get_their_own_logits(llama: LlamaModel, pool: LlamaPool) -> None:
     prompts = [some_ids(9, 1), some_ids(14, 2)]
-    alone = []
+    alone: list[list[int]] = []
     for prompt in prompts:
         other = llama.open_pool(PoolShape(256, 1))
         alone.append(greedy(llama, other, 0, prompt, 12))

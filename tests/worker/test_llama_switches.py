@@ -59,7 +59,7 @@ def interleave(
 
 def stay(model: LlamaModel, prompts: list[Tokens], cells: int, kv_type: KVType) -> list[list[int]]:
     """The same conversations, each in a pool of its own from beginning to end."""
-    outs = []
+    outs: list[list[int]] = []
     for prompt in prompts:
         pool: LlamaPool = model.open_pool(PoolShape(cells, 1, kv_type))
         outs.append(greedy(model, pool, 0, prompt, 1 + TURNS * TOKENS_PER_TURN))

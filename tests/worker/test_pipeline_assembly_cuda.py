@@ -41,7 +41,7 @@ def test_it_takes_what_it_says(tmp_path: Path, resident: tuple[int, ...]) -> Non
 
 
 def test_depth_costs_nothing_but_its_cache(tmp_path: Path) -> None:
-    taken = []
+    taken: list[int] = []
     for n_layer in (1, 6):
         gpu, it = NoKernels(tmp_path), plan(n_layer)
         with LayerEngine(it, assemble_on(gpu, it)) as engine:

@@ -14,6 +14,7 @@ import pytest
 from engine_life_scenes import PROMPT
 from gguf_models import Spec, make_model
 from gguf_variants import Tensors, write_variant
+from numpy.typing import NDArray
 from scene import refusal
 
 from vram_conductor.protocol.errors import DataLoss
@@ -81,7 +82,7 @@ def test_so_are_those_of_a_scaling_near_zero(tmp_path: Path) -> None:
 @pytest.mark.parametrize("window", [1 << 31, (1 << 32) - 1])
 def test_a_window_beyond_all_positions_sees_everything(window: int, tmp_path: Path) -> None:
     source = make_model(Spec(arch="gemma3", n_layer=2))
-    logits = []
+    logits: list[NDArray[np.float32]] = []
     for size in (window, 4096):
         path = tmp_path / f"{size}.gguf"
         write_variant(source, path, {"gemma3.attention.sliding_window": size})

@@ -235,7 +235,7 @@ def test_any_batches_are_what_whole_texts_would_be(rng: random.Random) -> None:
 
 def random_pieces(rng: random.Random, texts: list[list[int]], held: list[int]) -> NDArray[np.int64]:
     """Rows of (token, position, sequence) in any order."""
-    rows = []
+    rows: list[tuple[int, int, int]] = []
     for sequence, text in enumerate(texts):
         first = rng.randint(max(0, held[sequence] - 2), held[sequence])
         count = rng.randint(0, min(8, len(text) - first))

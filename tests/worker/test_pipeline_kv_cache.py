@@ -150,7 +150,7 @@ def test_a_sequence_is_what_a_list_would_be(data: st.DataObject) -> None:
         sequences = data.draw(st.lists(st.integers(0, 2), min_size=count, max_size=count))
         starts = [data.draw(st.integers(0, 16)) for _ in range(3)]
         seen = [0, 0, 0]
-        positions = []
+        positions: list[int] = []
         for sequence in sequences:
             positions.append(starts[sequence] + seen[sequence])
             seen[sequence] += 1

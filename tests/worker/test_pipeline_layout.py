@@ -54,7 +54,7 @@ def models(draw: st.DrawFn) -> Model:
     if arch == "qwen2":
         named["blk.0.attn_q.bias"] = Tensor("blk.0.attn_q.bias", TensorType.F32, 1, 256)
     it = read_hyperparameters(Metadata("a model", values), named, None)
-    tensors = {}
+    tensors: dict[str, Tensor] = {}
     for name, (rows, columns) in expected_tensors(it):
         allowed = [kind for kind in TensorType if columns % kind.block_values == 0]
         vector = name.endswith((".bias", "norm.weight"))

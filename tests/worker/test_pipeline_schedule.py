@@ -211,7 +211,7 @@ def test_the_serial_pass_takes_one_after_the_other(case: Case) -> None:
     schedule = Schedule(case.n_units, case.slots, case.resident)
     for at_pass in range(2):
         steps = schedule.serial_pass()
-        expected = []
+        expected: list[tuple[str, int]] = []
         for unit in range(case.n_units):
             expected += [("transfer", unit)] if unit not in case.resident else []
             expected += [("compute", unit)]

@@ -220,7 +220,8 @@ sizes = st.integers(1, 60)
 @st.composite
 def worlds(draw: st.DrawFn) -> World:
     models = draw(st.lists(st.sampled_from("abcd"), min_size=1, unique=True))
-    weights, pools = {}, {}
+    weights: dict[str, WeightsView] = {}
+    pools: dict[str, PoolView] = {}
     for model in models:
         weights[model] = WeightsView(
             model,

@@ -243,7 +243,7 @@ def any_pool(draw: st.DrawFn, key: str, mine: WeightsView) -> PoolView:
     sleepable = draw(st.booleans())
     sleeps = is_open and sleepable and draw(st.booleans())
     runs = is_open and not sleeps and mine.resident
-    slots = []
+    slots: list[SlotView] = []
     for index in range(draw(st.integers(1, 3)) if is_open else 0):
         taken = not sleeps and draw(st.booleans())
         busy = taken and runs and draw(st.booleans())
@@ -284,7 +284,8 @@ def any_pool(draw: st.DrawFn, key: str, mine: WeightsView) -> PoolView:
 @st.composite
 def worlds(draw: st.DrawFn) -> World:
     models = draw(st.lists(st.sampled_from("abcd"), min_size=1, unique=True))
-    found, pools = {}, {}
+    found: dict[str, WeightsView] = {}
+    pools: dict[str, PoolView] = {}
     for model in models:
         found[model] = draw(any_weights(model))
         for kv in draw(st.lists(st.sampled_from("xy"), min_size=1, unique=True)):

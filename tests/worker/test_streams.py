@@ -54,7 +54,7 @@ def test_the_first_token_goes_at_once_and_the_others_by_four(lanes: LanesKind) -
 
 
 def test_joined_or_not_the_text_is_the_same() -> None:
-    texts = set()
+    texts: set[str] = set()
     for joining in (Joining(1), Joining(4), Joining(100)):
         driver = Listening(joining)
         driver.finish(driver.run("full", prompt=LONG, max_tokens=30))

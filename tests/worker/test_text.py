@@ -26,7 +26,7 @@ SCRIPTS = [
 
 def stream(pieces: list[bytes], stops: list[str]) -> tuple[list[str], str | None]:
     text = TextStream(stops)
-    parts = []
+    parts: list[str] = []
     for piece in pieces:
         parts.append(text.push(piece))
         if text.stopped_by is not None:

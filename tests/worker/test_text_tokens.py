@@ -63,7 +63,7 @@ def same(model: LlamaModel, got: str, text: str) -> bool:
 
 def streamed(pieces: list[bytes], stops: list[str]) -> str:
     stream = TextStream(stops)
-    parts = []
+    parts: list[str] = []
     for piece in pieces:
         parts.append(stream.push(piece))
         assert "\ufffd" not in parts[-1] or "\ufffd".encode() in b"".join(pieces)

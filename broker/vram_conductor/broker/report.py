@@ -109,7 +109,7 @@ def _shared_with(name: str, sharing: list[str], principal: str) -> list[str]:
 
 
 def _conversations(agent: Agent, device: Device) -> list[ConversationStatus]:
-    out = []
+    out: list[ConversationStatus] = []
     for name, conversation in agent.conversations.items():
         place = device.places.get(conversation.key)
         out.append(

@@ -34,7 +34,7 @@ def verdict(found: LayersReport, way: str) -> str:
     ratios = found.ratios(way)
     if not ratios:
         return ""
-    parts = []
+    parts: list[str] = []
     for word, faster in (("faster", True), ("slower", False)):
         batches = [f"{at} ({it:.2f} x)" for at, it in ratios.items() if (it > 1) == faster]
         if batches:
@@ -46,7 +46,7 @@ def batches_table(found: LayersReport) -> str:
     """One row per batch, of the pipeline alone."""
     header = ["batch", "tokens/s", "with logits", "serial", "T ms", "C ms", "share", "memory"]
     header += ["timed"]
-    rows = []
+    rows: list[list[str]] = []
     for row in found.layers.decode:
         rates = (row.tokens_s, row.logits_tokens_s, row.serial_tokens_s)
         times = (row.transfer_ms, row.compute_ms)
@@ -65,7 +65,7 @@ def beside_table(found: LayersReport) -> str:
     header = ["batch", "layers travel"]
     for way in ways:
         header += [WAYS[way], "layers"] if way == "partial" else [WAYS[way]]
-    rows = []
+    rows: list[list[str]] = []
     for row in found.layers.decode:
         cells = [str(row.batch), number(row.logits_tokens_s, "")]
         for way in ways:

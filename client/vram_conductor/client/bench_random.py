@@ -263,7 +263,7 @@ class Walker:
 def broken(device: DeviceStatus) -> list[str]:
     """What a device's books must never show, whatever was admitted by whom. *Pure.*"""
     cap, memory = device.promised.cap_bytes, device.memory
-    found = []
+    found: list[str] = []
     # Agents wait for a lease that parks: it is promised beside what they were promised.
     parking = sum(lease.bytes for lease in device.leases if lease.park)
     promised = device.promised.promised_bytes - parking

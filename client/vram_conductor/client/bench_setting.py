@@ -131,7 +131,7 @@ def given_models(paths: Sequence[str]) -> tuple[BenchModel, ...]:
         NotFound: ``no_such_model``.
         InvalidArgument: ``bad_value``: a name that no message can carry.
     """
-    found = []
+    found: list[BenchModel] = []
     for path in map(Path, paths):
         if not path.is_file():
             raise NotFound("no_such_model", f"{path} is no file", path=str(path))

@@ -97,7 +97,7 @@ def _survey_one(bed: Bed, cast: Sequence[Role]) -> Sizes:
     lines = _lines(status)
     # Room must be enough for the estimate as well: that is what admission asks for.
     lines = {key: max(size, admitted.get(key, 0)) for key, size in lines.items()}
-    models = {}
+    models: dict[str, ModelSizes] = {}
     for role in cast:
         found = bed.agent(role.agent)
         models[role.model.name] = ModelSizes(

@@ -107,7 +107,7 @@ class Stream:
         if not pairs:
             return []
         usual = median([gap / count for gap, count in pairs])
-        found = []
+        found: list[float] = []
         for gap, count in pairs:
             each = min(usual, gap / count)
             found += [each] * (count - 1) + [gap - each * (count - 1)]

@@ -95,7 +95,8 @@ def _prefetch_beside(switching: Switching, bed: Bed, tokens: int) -> None:
     seconds = 2.0 if setting.on_cuda else 0.2
     switching.say("a third agent beside prefetches")
     alone = stream_for(bed, "c", seconds, n_max).tokens_per_s()
-    control, fetching = [], []
+    control: list[float] = []
+    fetching: list[float] = []
     came, loops = MoveRate(), 0
     for _ in range(setting.number(cuda=3, cpu=1)):
         for agent in ("x", "y"):

@@ -105,7 +105,7 @@ def _plain(found: dict[str, list[Row]]) -> dict[str, list[dict[str, dict[str, fl
 
 def _usual(rows: Sequence[Row]) -> str:
     """The moves of a switch in words: medians by kind."""
-    parts = []
+    parts: list[str] = []
     for kind in sorted({kind for row in rows for kind in row}):
         found = [row[kind] for row in rows if kind in row]
         ms, size = median([rate.ms for rate in found]), median([rate.bytes for rate in found])

@@ -126,7 +126,7 @@ def alternate(bed: Bed, agents: Sequence[str], rounds: int) -> dict[str, Pair]:
 
 def between(before: dict[str, MoveRate], after: dict[str, MoveRate]) -> dict[str, MoveRate]:
     """What moved between two readings; kinds that did not are absent. *Pure.*"""
-    found = {}
+    found: dict[str, MoveRate] = {}
     for kind, now in after.items():
         then = before.get(kind, MoveRate())
         if now.count > then.count:

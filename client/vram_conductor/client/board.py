@@ -173,7 +173,7 @@ def _share(ledger: LedgerStatus, foreign_bytes: int) -> str:
 def _lines(device: DeviceStatus, width: int) -> str:
     """Promised beside resident, key by key."""
     resident = {line.key: line for line in device.resident}
-    rows = []
+    rows: list[list[str]] = []
     for line in device.promised.lines:
         here = resident.pop(line.key, None)
         if not line.bytes and here is None:
@@ -190,7 +190,7 @@ def _lines(device: DeviceStatus, width: int) -> str:
         return "  nothing is promised, nothing is resident"
     header = ["line", "promised", "resident", ""]
     drawn = table(header, rows, right=(1, 2), width=width - 2, squeeze=(3, 0))
-    notes = []
+    notes: list[str] = []
     if any(line.unmeasured for line in device.promised.lines):
         notes.append("~ is an estimate: made at first use")
     if sum(line.bytes for line in device.promised.lines) > device.promised.promised_bytes:

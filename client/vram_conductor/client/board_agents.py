@@ -25,7 +25,8 @@ def render_agents(agents: list[AgentStatus], width: int = 100) -> str:
     """Agents and their conversations, in at most ``width`` columns (80 or more)."""
     if not agents:
         return "no agents; add one with: conductor register NAME --model MODEL"
-    rows, notes = [], []
+    rows: list[list[str]] = []
+    notes: list[str] = []
     several = len({agent.principal for agent in agents}) > 1
     for agent in agents:
         # An admin sees everybody's, and two may have the same name.

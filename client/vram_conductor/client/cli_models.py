@@ -53,7 +53,8 @@ def _places(args: argparse.Namespace) -> tuple[Catalogue, Path, Path]:
 
 def _list(args: argparse.Namespace, output: Output) -> int:
     catalogue, folder, base = _places(args)
-    rows, values = [], []
+    rows: list[list[str]] = []
+    values: list[dict[str, object]] = []
     for entry in catalogue.model:
         path = model_path(entry, folder, base)
         state = _state(entry, path)
@@ -83,7 +84,7 @@ def _state(entry: CatalogueModel, path: Path) -> str:
 def _pull(args: argparse.Namespace, output: Output) -> int:
     catalogue, folder, base = _places(args)
     entries = [find(catalogue, name) for name in args.name]  # all names before the first byte
-    values = []
+    values: list[dict[str, object]] = []
     for entry in entries:
         done = pull(
             entry,
@@ -107,7 +108,8 @@ def _verify(args: argparse.Namespace, output: Output) -> int:
     catalogue, folder, base = _places(args)
     named = [find(catalogue, name) for name in args.name]
     entries = named or [e for e in catalogue.model if model_path(e, folder, base).exists()]
-    failed, values = 0, []
+    failed = 0
+    values: list[dict[str, object]] = []
     for entry in entries:
         try:
             path = model_path(entry, folder, base)

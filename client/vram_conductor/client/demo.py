@@ -69,7 +69,8 @@ def _separate(receipts: Receipts, models: Sequence[DemoModel], budget: int) -> i
     """What three processes of their own would reserve, and who would not fit."""
     receipts.heading(f"without a conductor: three processes, {size(budget)} for all")
     first, second = models
-    total, rows = 0, []
+    total = 0
+    rows: list[list[str]] = []
     for agent, model in ((CODER, first), (REVIEWER, first), (WRITER, second)):
         own = model.weights_bytes + model.pool_bytes
         total += own

@@ -88,7 +88,7 @@ def prepare(output: Output, say: Callable[[str], None], n_ctx: int, gemma: bool)
 
 
 def _measured(files: list[tuple[str, Path]], n_ctx: int) -> list[DemoModel]:
-    models = []
+    models: list[DemoModel] = []
     answers = estimates([path for _, path in files], n_ctx)
     for (name, path), answer in zip(files, answers, strict=True):
         if "error" in answer:

@@ -97,7 +97,7 @@ class Script:
         return result
 
     def _show(self, turn: Turn, reply: Reply) -> Result:
-        pieces = []
+        pieces: list[str] = []
         self._receipts.stream(f"{MARGIN}{turn.agent}> ")
         for piece in reply:
             pieces.append(piece)
@@ -121,7 +121,7 @@ class Script:
 
 def names(keys: Sequence[str]) -> str:
     """``local/coder/main`` → ``coder``; ``pool:…`` → ``a pool``."""
-    short = []
+    short: list[str] = []
     for key in keys:
         if key.startswith("pool:"):
             short.append("a pool")

@@ -142,7 +142,7 @@ def _broker(args: argparse.Namespace, config: Config) -> Finding:
 
 def leases_text(report: StatusReport) -> str:
     """What programs outside hold of each device, while agents may wait. *Pure.*"""
-    parts = []
+    parts: list[str] = []
     for device in report.devices:
         lines = [x for x in device.promised.lines if x.key.startswith("lease:")]
         if lines:
@@ -157,7 +157,7 @@ def devices(config: Config, host: dict[str, Any]) -> list[tuple[str, int]]:
         gpu["device"]: gpu["total_bytes"] - gpu.get("reserved_bytes", 0) for gpu in host["gpus"]
     }
     if config.device:
-        found = []
+        found: list[tuple[str, int]] = []
         for device in config.device:
             own, given = sizes.get(device.id, 0), parse_bytes(device.capacity)
             if device.kind == "cuda":
@@ -180,7 +180,7 @@ def what_fits(config: Config, host: dict[str, Any]) -> list[dict[str, Any]]:
         for entry in load_catalogue(file).model
         if (path := model_path(entry, folder, file.parent)).exists()
     }
-    fits = []
+    fits: list[dict[str, object]] = []
     for device, capacity in devices(config, host) if here else []:
         for answer in estimates([Path(path) for path in here], FIT_N_CTX, fit_bytes=capacity):
             row = {"device": device, "capacity_bytes": capacity, "model": here[answer["path"]]}

@@ -49,7 +49,7 @@ def host_findings(host: dict[str, Any]) -> list[Finding]:
 def device_findings(config: Config, host: dict[str, Any]) -> list[Finding]:
     """Configured devices that this box does not have, or not so large."""
     here = {gpu["device"] for gpu in host["gpus"]}
-    found = []
+    found: list[Finding] = []
     for device in config.device:
         if not device.managed:
             continue
@@ -67,7 +67,7 @@ def device_findings(config: Config, host: dict[str, Any]) -> list[Finding]:
 
 def sleep_findings(config: Config, host: dict[str, Any]) -> list[Finding]:
     """By which mechanism each GPU's memory changes hands, and why by that one."""
-    found = []
+    found: list[Finding] = []
     managed = {device.id: device for device in config.device if device.managed}
     for gpu in host["gpus"]:
         name, here = gpu["device"], host.get("sleep") or {}
@@ -101,7 +101,7 @@ def render(
 
 
 def _fit_table(fits: Sequence[dict[str, Any]], width: int) -> str:
-    rows = []
+    rows: list[list[str]] = []
     for fit in fits:
         head = [fit["device"], size(fit["capacity_bytes"]), fit["model"]]
         if "error" in fit:

@@ -124,7 +124,8 @@ class Supervisor:
         """
         code = 0
         while not self._stops and code == 0:
-            pause_s, living = 60.0, []
+            pause_s = 60.0
+            living: list[Child] = []
             for child in self.children:
                 if not child.alive and (code := self._look_after(child)):
                     break

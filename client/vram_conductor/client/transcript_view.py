@@ -13,7 +13,7 @@ INDENT = "  "
 
 def render_turns(turns: Sequence[Turn], *, forgotten: int = 0) -> str:
     """Who said what, one after the other. ``forgotten``: so many earlier turns are not kept."""
-    parts = []
+    parts: list[str] = []
     if forgotten:
         parts.append(f"({plural(forgotten, 'earlier turn')} not kept)")
     for turn in turns:

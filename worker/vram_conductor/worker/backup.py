@@ -48,12 +48,12 @@ def plan_backups(room: int, models: Iterable[BackupView]) -> Backups:
     that fit are made, the most recently used ones first. None goes for the sake of another."""
     oldest = sorted(models, key=lambda item: (item.used_ns, item.model))
     taken = sum(item.bytes for item in oldest if item.backed)
-    drop = []
+    drop: list[str] = []
     for item in oldest:
         if taken > room and item.backed and not item.stays:
             drop.append(item.model)
             taken -= item.bytes
-    add = []
+    add: list[str] = []
     for item in reversed(oldest):
         if item.can and not item.backed and taken + item.bytes <= room:
             add.append(item.model)

@@ -89,7 +89,7 @@ _V1 = _Files("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_
 
 def cgroup_paths(proc_self_cgroup: str) -> list[tuple[_Files, PurePosixPath]]:
     """The memory cgroups that /proc/self/cgroup names. *Pure.*"""
-    found = []
+    found: list[tuple[_Files, PurePosixPath]] = []
     for line in proc_self_cgroup.splitlines():
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")

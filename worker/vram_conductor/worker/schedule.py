@@ -88,7 +88,7 @@ def frozen_pools(
 ) -> frozenset[str]:
     """Pools that may not be closed for ``waiter``'s sake. A pool without jobs never is one."""
     top: dict[str, int] = {}
-    frozen = set()
+    frozen: set[str] = set()
     for job in jobs:
         top[job.pool] = max(job.priority, top.get(job.pool, job.priority))
         if job.settling and job.pool != waiter.pool:

@@ -23,7 +23,7 @@ def world(
     weights, for whoever looks while others are moved."""
     owned = residency.owned_models() | residency.owned_pools()
     needed: dict[str, int] = {}
-    pools = {}
+    pools: dict[str, PoolView] = {}
     shown = residency.pools if only is None else {only: residency.pools[only]}
     for key, pool in shown.items():
         count = len(jobs.in_pool(key))

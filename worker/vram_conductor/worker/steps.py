@@ -31,7 +31,7 @@ def compose(jobs: Sequence[Job], batch_tokens: int) -> list[Share]:
     if alone:
         return [(alone[0], min(alone[0].pending, batch_tokens))]
     room = batch_tokens
-    shares = []
+    shares: list[tuple[Job, int]] = []
     for job in sorted(jobs, key=lambda job: (job.pending > 1, job.seq)):
         count = min(job.pending, room)
         if count:

@@ -66,7 +66,7 @@ def _hint_bytes(deny: Deny) -> str:
     short = human_bytes(deny.short_by_bytes)
     start = "it is larger than its estimate; " if deny.code is DenyCode.MEASURED else ""
     lease = deny.code is DenyCode.CAP and deny.claim is None
-    ways = []
+    ways: list[str] = []
     if deny.largest_n_ctx_that_fits:
         ways.append(f"register with n_ctx={deny.largest_n_ctx_that_fits}, which fits now")
     if deny.never:
@@ -93,7 +93,7 @@ def _agents_bytes(deny: Deny) -> int:
 def _room(deny: Deny) -> list[str]:
     """Who could give bytes back: each a way of its own, or where no one has enough, all in one."""
     held_bytes = _agents_bytes(deny)
-    found = []
+    found: list[tuple[int, str]] = []
     if deny.foreign_bytes:
         foreign = human_bytes(deny.foreign_bytes)
         text = f"stop other programs, which use {foreign} of {deny.device}"
@@ -114,7 +114,7 @@ def _room(deny: Deny) -> list[str]:
 
 
 def _hint_host(deny: Deny) -> str:
-    ways = []
+    ways: list[str] = []
     if deny.largest_n_ctx_that_fits:
         ways.append(f"register with n_ctx={deny.largest_n_ctx_that_fits}, which fits now")
     cap, short = human_bytes(deny.ledger_max_bytes), human_bytes(deny.short_by_bytes)

@@ -88,7 +88,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _models(args: argparse.Namespace) -> list[dict[str, Any]]:
-    found = []
+    found: list[dict[str, Any]] = []
     for size in args.sizes:
         shape, path = find_shape(size), make_random(size, args.folder)
         found.append(

@@ -200,7 +200,8 @@ class _Measuring:
         most, engine = self._open_largest(batches)
         if engine is None:
             return []
-        rows, left_out = [], []
+        rows: list[dict[str, Any]] = []
+        left_out: list[int] = []
         with engine, self.phases.phase(phase):
             for batch in (batch for batch in batches if batch <= most):
                 need_s = self._costs.row_s(batch, 1 + STEPS_MIN) + self._check_s
@@ -214,7 +215,8 @@ class _Measuring:
     def _open_largest(self, batches: Sequence[int]) -> tuple[int, LayerEngine | None]:
         """For the largest batch that there is memory for, and which it is: what was measured
         before is worth more than one that there is none for."""
-        left_out, why = [], ""
+        left_out: list[int] = []
+        why = ""
         try:
             for batch in sorted(batches, reverse=True):
                 try:

@@ -195,7 +195,8 @@ def _fitting(
     Raises:
         ResourceExhausted: what it has against the first, if there are only others.
     """
-    fitting, refused = [], []
+    fitting: list[Shape] = []
+    refused: list[tuple[Shape, ResourceExhausted]] = []
     for shape in shapes:
         try:
             check(shape)

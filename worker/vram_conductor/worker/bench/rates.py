@@ -39,7 +39,7 @@ def copy_rates(device: str, n_bytes: int = COPY_BYTES, repeats: int = REPEATS) -
 def memory_rate(n_bytes: int, repeats: int) -> float:
     """GB/s of one copy in main memory, by one thread."""
     source, target = np.ones(n_bytes, np.uint8), np.zeros(n_bytes, np.uint8)
-    seconds = []
+    seconds: list[float] = []
     for _ in range(repeats + 1):
         began = time.perf_counter()
         np.copyto(target, source)
@@ -90,7 +90,7 @@ class Pinned:
 
     def _rate(self, sides: tuple[int, ...], repeats: int) -> float:
         """``sides``: 0 to the device, 1 back; each on its own stream. The slower one counts."""
-        found = []
+        found: list[float] = []
         for _ in range(repeats + 1):
             for side in sides:
                 self._do("cuEventRecord", self._events[2 * side], self._streams[side])

@@ -55,7 +55,7 @@ class CacheLine:
 
 def parse_buffers(lines: Iterable[str]) -> list[BufferLine]:
     """Every known buffer in ``lines``."""
-    found = []
+    found: list[BufferLine] = []
     for line in lines:
         for kind, pattern in _PATTERNS.items():
             match = pattern.match(line)
@@ -77,7 +77,7 @@ def unknown_buffers(lines: Iterable[str]) -> list[str]:
 
 def parse_caches(lines: Iterable[str]) -> list[CacheLine]:
     """The totals of every cache in ``lines`` (two for sliding-window and for hybrid models)."""
-    found = []
+    found: list[CacheLine] = []
     window = False
     for line in lines:
         if _WINDOW_FOLLOWS.match(line):

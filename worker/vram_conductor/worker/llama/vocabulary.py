@@ -216,7 +216,7 @@ class Vocabulary:
         """A quarter of a second for 262,144 tokens."""
         vocab, ask = self._vocab, ll.llama_token_to_piece
         room = ctypes.create_string_buffer(1 << 12)
-        pieces = []
+        pieces: list[bytes] = []
         for token in range(self._size):
             count = int(ask(vocab, token, room, len(room), 0, False))
             pieces.append(ctypes.string_at(room, count) if count > 0 else b"")

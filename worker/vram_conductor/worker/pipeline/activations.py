@@ -73,7 +73,8 @@ def activations(it: Hyperparameters, capacity: Capacity, scratch_bytes: int) -> 
     }
     for which, turn in enumerate(it.ropes):
         sizes[f"frequency_{which}"] = turn.inverse_frequencies.nbytes
-    offsets, end = {}, 0
+    offsets: dict[str, int] = {}
+    end = 0
     for name, size in sizes.items():
         offsets[name] = end
         end += -(-size // ALIGNMENT) * ALIGNMENT

@@ -123,7 +123,7 @@ def plan(
     changes = np.flatnonzero(np.diff(is_run, prepend=~is_run[0]))
     firsts = begins[changes]
     ends = np.append(firsts[1:], len(sequences))
-    parts = []
+    parts: list[Part] = []
     for first, end, tile in zip(firsts, ends, is_run[changes], strict=True):
         tokens = int(end - first)
         seen = int(positions[first:end].max()) + 1

@@ -114,7 +114,8 @@ def _chunk(index: int, rows: range, norm: Tensor, output: Tensor) -> Unit:
 
 
 def _place(parts: Mapping[str, tuple[Tensor, range]]) -> tuple[dict[str, Placed], int]:
-    placed, at = {}, 0
+    placed: dict[str, Placed] = {}
+    at = 0
     for name, (tensor, rows) in parts.items():
         placed[name] = Placed(tensor, at, rows)
         at = _aligned(at + placed[name].n_bytes)
