@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from vram_conductor.protocol.catalogue import (
+    HubSource,
     PathSource,
     WheelSource,
     load_catalogue,
@@ -15,7 +16,10 @@ from vram_conductor.protocol.catalogue import (
     packaged_catalogue,
     parse_catalogue,
 )
+from vram_conductor.protocol.catalogue_files import CatalogueFiles
+from vram_conductor.protocol.config import WorkerConfig
 from vram_conductor.protocol.errors import InvalidArgument
+from vram_conductor.protocol.split_files import combined_sha256
 from vram_conductor.protocol.stamp import read_stamp, stamp_path, write_stamp
 
 SHA = "ab" * 32
@@ -26,6 +30,20 @@ file = "tiny.gguf"
 sha256 = "{SHA}"
 size = 10
 source = {{ kind = "pypi-wheel", parts = [{{ package = "p", version = "1", member = "a/b" }}] }}
+"""
+
+
+PARTS = ("1" * 64, "2" * 64)
+SPLIT = f"""
+[[model]]
+name = "big"
+file = "big-00001-of-00002.gguf"
+sha256 = "{combined_sha256(PARTS)}"
+size = 30
+source = {{ kind = "huggingface", repo = "owner/big-GGUF", revision = "v1.0", files = [
+  {{ path = "q8/big-00001-of-00002.gguf", sha256 = "{PARTS[0]}", size = 10 }},
+  {{ path = "q8/big-00002-of-00002.gguf", sha256 = "{PARTS[1]}", size = 20 }},
+] }}
 """
 
 
@@ -87,6 +105,93 @@ def test_bad_entries_are_named(change: tuple[str, str], word: str) -> None:
         parse_catalogue(text.encode(), "here.toml")
     assert caught.value.reason == "bad_catalogue"
     assert "here.toml" in caught.value.info.message
+
+
+def test_a_split_model_of_the_hub() -> None:
+    (entry,) = parse_catalogue(SPLIT.encode(), "here").model
+    assert isinstance(entry.source, HubSource)
+    assert [file.size for file in entry.source.files] == [10, 20]
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        (("owner/big-GGUF", "owner"), "owner/name"),
+        (("owner/big-GGUF", "owner/../x"), "owner/name"),
+        (("v1.0", "-v1"), "branch or a tag"),
+        (('of-00002.gguf"\nsha', 'of-00003.gguf"\nsha'), "has 3 parts, source.files 2"),
+        (("q8/big-00002", "../big-00002"), "path inside the repository"),
+        ((PARTS[1], "x" * 64), "needs its sha256"),
+        (("size = 20", "size = 0"), "needs its sha256"),
+        (("size = 20", "size = 21"), "size is not the sum"),
+        ((PARTS[1], "3" * 64), "sha256 is not that"),
+    ],
+)
+def test_what_is_wrong_with_a_hub_source_is_named(change: tuple[str, str], word: str) -> None:
+    text = SPLIT.replace(*change)
+    assert text != SPLIT
+    with pytest.raises(InvalidArgument, match=word):
+        parse_catalogue(text.encode(), "here")
+
+
+def test_a_split_model_cannot_come_from_wheels() -> None:
+    text = GOOD.replace("tiny.gguf", "tiny-00001-of-00002.gguf")
+    with pytest.raises(InvalidArgument, match="cannot come from wheels"):
+        parse_catalogue(text.encode(), "here")
+
+
+# --- which files ------------------------------------------------------------------------------
+
+
+def own(tmp_path: Path) -> tuple[CatalogueFiles, Path]:
+    files = CatalogueFiles(WorkerConfig(), {"XDG_CONFIG_HOME": str(tmp_path)})
+    assert files.own == tmp_path / "vram-conductor" / "models.toml"
+    files.own.parent.mkdir()
+    return files, files.own
+
+
+def test_the_users_own_catalogue_goes_before_the_packaged_one(tmp_path: Path) -> None:
+    files, path = own(tmp_path)
+    packaged = load_catalogue().names()
+    assert files.load().names() == packaged
+    path.write_text(GOOD + GOOD.replace('"tiny"', '"smollm2-135m"'))
+    merged = files.load()
+    assert merged.names() == ["tiny", "smollm2-135m", *packaged[1:]]
+    hidden = merged.find("smollm2-135m")
+    assert hidden is not None
+    assert hidden.size == 10
+    assert files.of(path).names() == ["tiny", "smollm2-135m"]
+    path.unlink()
+    assert files.load().names() == packaged
+
+
+def test_a_catalogue_that_is_set_is_the_only_one(tmp_path: Path) -> None:
+    path = tmp_path / "set.toml"
+    files = CatalogueFiles(WorkerConfig(catalogue=str(path)), {"XDG_CONFIG_HOME": str(tmp_path)})
+    with pytest.raises(InvalidArgument, match="cannot read"):
+        files.load()
+    path.write_text(GOOD + '[[model]]\nname="m"\nfile="m"\nsource={kind="path", path="sub/m.gguf"}')
+    assert files.own == path
+    tiny, mine = files.load().model
+    assert tiny.name == "tiny"
+    assert isinstance(mine.source, PathSource)
+    assert mine.source.path == str(tmp_path / "sub" / "m.gguf")
+
+
+def test_while_a_file_is_broken_the_last_good_one_counts(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    files, path = own(tmp_path)
+    path.write_text(GOOD)
+    assert "tiny" in files.latest().names()
+    path.write_text("[[model]]\nname = 5\n")
+    assert "tiny" in files.latest().names()
+    assert "tiny" in files.latest().names()
+    assert len(caplog.records) == 1, "said once"
+    with pytest.raises(InvalidArgument):
+        files.load()
+    path.write_text(GOOD.replace('"tiny"', '"other"'))
+    assert "other" in files.latest().names()
 
 
 def test_double_name_and_no_toml_and_missing_file(tmp_path: Path) -> None:

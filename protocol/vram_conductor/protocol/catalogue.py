@@ -1,7 +1,7 @@
 """The model catalogue (``models.toml``): names, files, sums, licences, sources.
 
 Everything but :func:`load_catalogue` and :func:`packaged_catalogue` is pure. Pulling is done by
-the command line; a worker only looks names up.
+the command line; a worker only looks names up. Which files are read: ``catalogue_files``.
 """
 
 from __future__ import annotations
@@ -14,9 +14,12 @@ import msgspec
 
 from vram_conductor.protocol import limits
 from vram_conductor.protocol.errors import InvalidArgument
+from vram_conductor.protocol.split_files import combined_sha256, part_name, part_paths
 
 _NAME = re.compile(r"[A-Za-z0-9._:@-]+")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+_REPO = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
+_REVISION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _NEAR_MAX = 3
 
 
@@ -38,6 +41,28 @@ class WheelSource(Entry, frozen=True, kw_only=True, tag_field="kind", tag="pypi-
     parts: list[WheelPart]
 
 
+class HubFile(Entry, frozen=True, kw_only=True):
+    """One file of a repository: its path there, the sha256 of its content, its size in bytes."""
+
+    path: str
+    sha256: str
+    size: int
+
+
+class HubSource(Entry, frozen=True, kw_only=True, tag_field="kind", tag="huggingface"):
+    """Files of a repository on the Hugging Face hub: one, or all parts of a split model.
+
+    Attributes:
+        repo: ``owner/name``.
+        revision: a commit (40 hex digits), a branch or a tag.
+        files: in the order of the parts.
+    """
+
+    repo: str
+    files: list[HubFile]
+    revision: str = "main"
+
+
 class PathSource(Entry, frozen=True, kw_only=True, tag_field="kind", tag="path"):
     """A file that is on this machine already."""
 
@@ -49,9 +74,10 @@ class CatalogueModel(Entry, frozen=True, kw_only=True):
 
     Attributes:
         name: what users write.
-        file: file name in the models folder.
-        sha256: of the whole file, 64 hex digits (empty: unknown, kind ``path`` only).
-        size: of the file in bytes (0: unknown, kind ``path`` only).
+        file: file name in the models folder; of a split model, the first part's.
+        sha256: of the whole file, 64 hex digits (empty: unknown, kind ``path`` only); of a split
+            model as ``combined_sha256`` says.
+        size: of the file, or of all parts, in bytes (0: unknown, kind ``path`` only).
         licence, licence_url, notice: what a user has to know before using it.
         gated: a pull needs the user's acceptance of the licence.
         n_ctx: context that it was trained with, in tokens: the most that an agent may ask for.
@@ -61,7 +87,7 @@ class CatalogueModel(Entry, frozen=True, kw_only=True):
 
     name: str
     file: str
-    source: WheelSource | PathSource
+    source: WheelSource | HubSource | PathSource
     sha256: str = ""
     size: int = 0
     licence: str = ""
@@ -88,16 +114,43 @@ class CatalogueModel(Entry, frozen=True, kw_only=True):
         if not 0 < self.size <= limits.BYTES_MAX:
             return f"size {self.size} must be the file's size in bytes"
         if isinstance(self.source, WheelSource):
+            if part_name(self.file):
+                return "a split model cannot come from wheels"
             return _parts_problem(self.source.parts)
+        if isinstance(self.source, HubSource):
+            return self._hub_problem(self.source)
         return None
+
+    def _hub_problem(self, source: HubSource) -> str | None:
+        if not _REPO.fullmatch(source.repo):
+            return f"source.repo {source.repo!r} must be owner/name"
+        if not _REVISION.fullmatch(source.revision):
+            return f"source.revision {source.revision!r} must be a commit, a branch or a tag"
+        needed = len(part_paths(Path(self.file)))
+        if len(source.files) != needed:
+            return f"{self.file} has {needed} parts, source.files {len(source.files)}"
+        for file in source.files:
+            if not _inside(file.path):
+                return f"path {file.path!r} must be a path inside the repository"
+            if not _SHA256.fullmatch(file.sha256) or file.size <= 0:
+                return f"{file.path} needs its sha256 (64 lower-case hex digits) and size in bytes"
+        if sum(file.size for file in source.files) != self.size:
+            return "size is not the sum of source.files"
+        if combined_sha256([file.sha256 for file in source.files]) != self.sha256:
+            return "sha256 is not that of source.files"
+        return None
+
+
+def _inside(path: str) -> bool:
+    pure = PurePosixPath(path)
+    return bool(path) and not pure.is_absolute() and ".." not in pure.parts
 
 
 def _parts_problem(parts: list[WheelPart]) -> str | None:
     if not parts:
         return "source.parts is empty"
     for part in parts:
-        path = PurePosixPath(part.member)
-        if path.is_absolute() or ".." in path.parts or not part.member:
+        if not _inside(part.member):
             return f"member {part.member!r} must be a path inside the wheel"
     return None
 
