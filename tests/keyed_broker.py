@@ -28,7 +28,13 @@ class Keys:
         self.pair = self.store.prepare()
 
     def new(
-        self, name: str, role: Role = "owner", principal: str = "", created: str = "", **quota: int
+        self,
+        name: str,
+        role: Role = "owner",
+        principal: str = "",
+        created: str = "",
+        devices: tuple[str, ...] = (),
+        **quota: int,
     ) -> Path:
         """A key on the list; the path of its file."""
         path = self.stranger(name)
@@ -39,6 +45,7 @@ class Keys:
             principal=principal or name,
             role=role,
             quota=Quota(**quota),
+            devices=devices,
             created=created,
         )
         self.store.add(key)

@@ -15,7 +15,9 @@ from keyed_broker import ANY_PORT, KeyedBroker, Keys, until_in
 
 from vram_conductor.client import AsyncConductor, Conductor
 from vram_conductor.protocol import codec, limits, sockets
+from vram_conductor.protocol.commands import Ready, ToWorker, WorkerRefused, WorkerWelcome
 from vram_conductor.protocol.errors import (
+    Code,
     ConductorError,
     FailedPrecondition,
     NotFound,
@@ -27,11 +29,13 @@ from vram_conductor.protocol.errors import (
 from vram_conductor.protocol.key_files import load_key, new_pair
 from vram_conductor.protocol.keys import KeyFile
 from vram_conductor.protocol.messages import Error, Hello, Welcome
-from vram_conductor.worker.link import Inbound, Link, Refused
+from vram_conductor.protocol.values import DeviceInfo, Memory
+from vram_conductor.worker.inbound import Inbound, Refused
+from vram_conductor.worker.link import Link
 
 MIB = 1 << 20
-QUICK_S = 2.0
-"""A refusal that libzmq tells of needs no timeout; the machine may be busy."""
+QUICK_S = 10.0
+"""A refusal that libzmq tells of waits for no deadline (30 s); the machine may be busy."""
 
 
 @pytest.fixture
@@ -109,7 +113,7 @@ def test_a_key_from_a_host_whose_clock_is_ahead_is_as_good(broker: KeyedBroker) 
 
 
 def test_an_unknown_key_is_refused_at_once(broker: KeyedBroker) -> None:
-    error, took_s = broker.refusal(broker.keys.stranger("mallory"))
+    error, took_s = broker.refusal(broker.keys.stranger("mallory"), 30.0)
     assert isinstance(error, Unauthenticated)
     assert error.reason == "key_refused"
     assert load_key(broker.folder / "mallory.key").public in str(error)
@@ -119,7 +123,7 @@ def test_an_unknown_key_is_refused_at_once(broker: KeyedBroker) -> None:
 
 
 def test_without_a_key_the_client_is_told_that_it_needs_one(broker: KeyedBroker) -> None:
-    error, took_s = broker.refusal(None)
+    error, took_s = broker.refusal(None, 30.0)
     assert isinstance(error, Unauthenticated)
     assert error.reason == "key_required"
     assert "conductor keys new" in str(error)
@@ -241,6 +245,48 @@ def test_a_worker_of_another_broker_says_why_it_waits(
     broker.stack.callback(link.close)
     link.start()
     until(lambda: "wrong_broker_key" in caplog.text, "it is logged")
+
+
+def ready(device: str) -> Ready:
+    return Ready(
+        v=(limits.PROTOCOL_MAJOR, limits.PROTOCOL_MINOR),
+        worker="intruder",
+        worker_epoch=1 << 62,
+        pid=1,
+        host="elsewhere",
+        version="0",
+        build="echo",
+        device=DeviceInfo(device=device, kind="cpu", name="x", total_bytes=MIB),
+        memory=Memory(used_bytes=0, own_bytes=0, foreign_bytes=0),
+    )
+
+
+def test_a_workers_key_is_for_its_devices_only(broker: KeyedBroker) -> None:
+    """Even where the broker takes whatever device comes; the one that serves already stays."""
+    broker.keyed_echo()
+    path = broker.keys.new("gpu", "worker", devices=("cuda:0", "cuda:1"))
+    alice = until_in(broker, broker.keys.new("alice"))
+    alice.register("coder", "echo", n_ctx=1024)
+
+    def answer(device: str) -> ToWorker:
+        socket = sockets.connect(broker.context, broker.endpoints["workers"], key=load_key(path))
+        broker.stack.callback(socket.close, 0)
+        socket.send_multipart(codec.WORKER_TO_BROKER.encode(ready(device)))
+        assert socket.poll(5_000)
+        return codec.BROKER_TO_WORKER.decode(socket.recv_multipart())[0]
+
+    for device in ("cpu", "cuda:2"):
+        refusal = answer(device)
+        assert isinstance(refusal, WorkerRefused)
+        assert (refusal.error.code, refusal.error.reason) == (
+            Code.PERMISSION_DENIED,
+            "device_denied",
+        )
+        assert refusal.error.details == {"device": device, "devices": ["cuda:0", "cuda:1"]}
+        assert f"--device {device}" in refusal.error.message
+    assert tokens(alice) == 4
+    assert [device.device for device in alice.status().devices] == ["cpu"]
+    assert isinstance(answer("cuda:1"), WorkerWelcome)
 
 
 def test_a_revoked_worker_is_out_and_another_one_takes_over(broker: KeyedBroker) -> None:

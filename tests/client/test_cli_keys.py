@@ -36,13 +36,14 @@ def test_a_key_is_made_listed_and_revoked(
     assert (key.quota.agents, key.quota.kv_bytes, key.quota.vram_bytes) == (4, 2 << 30, None)
     assert main(["keys", "list"]) == 0
     shown = capsys.readouterr().out
-    assert file.public in shown
+    assert file.public[:8] in shown
     assert file.secret not in shown
     assert "agents 4, kv 2.00 GiB" in shown
     assert main(["keys", "revoke", "alice-laptop"]) == 0
     assert folder.read().valid() == {}
+    assert "kv 2.00 GiB" in capsys.readouterr().out
     assert main(["keys", "list", "--json"]) == 0
-    listed = json.loads(capsys.readouterr().out.split("second\n")[-1])
+    listed = json.loads(capsys.readouterr().out)
     assert listed["keys"][0]["revoked"].endswith("Z")
 
 
@@ -73,3 +74,76 @@ def test_the_folder_is_the_configurations(
     assert main(["keys", "new", "w", "--role", "worker", "--config", str(config)]) == 0
     assert [key.role for key in KeyFolder(tmp_path / "mine").read().keys] == ["worker"]
     assert not folder.exists
+
+
+def test_a_workers_key_may_be_for_some_devices_only(
+    folder: KeyFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    worker = ["--role", "worker"]
+    assert main(["keys", "new", "g", *worker, "--device", "cuda:0", "--device", "cpu"]) == 0
+    assert "a worker of cuda:0, cpu" in capsys.readouterr().out
+    assert main(["keys", "new", "any", *worker]) == 0
+    assert "a worker of any device" in capsys.readouterr().out
+    assert [key.devices for key in folder.read().keys] == [("cuda:0", "cpu"), ()]
+    for wrong in (["--device", "cpu"], [*worker, "--device", "a b"], [*worker, "--device", ""]):
+        assert main(["keys", "new", "bad", *wrong]) == 8
+    assert not (tmp_path / "bad.key").exists()
+    assert main(["keys", "list"]) == 0
+    assert "cuda:0, cpu" in capsys.readouterr().out
+
+
+def test_a_list_fits_a_terminal_and_names_whom_the_log_means(
+    folder: KeyFolder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    limits = ["--agents", "8", "--queued-jobs", "32", "--vram", "6GiB", "--kv", "2GiB"]
+    name = "a-laptop-with-a-name-as-long-as-names-may-be-in-this-list-of-all"
+    assert main(["keys", "new", name, "--principal", "alice", *limits]) == 0
+    for number in range(3):
+        assert main(["keys", "new", f"dashboard-{number}", "--role", "observer"]) == 0
+    assert main(["keys", "revoke", "dashboard-1"]) == 0
+    capsys.readouterr()
+    assert main(["keys", "list"]) == 0
+    shown = capsys.readouterr().out
+    assert max(map(len, shown.splitlines())) <= 80
+    for key in folder.read().keys:
+        assert key.public[:8] in shown
+    assert f"revoked {folder.read().keys[2].revoked[:10]}" in shown
+
+
+def test_revoking_says_which_limits_went_with_the_key(
+    folder: KeyFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def revoke(name: str) -> str:
+        capsys.readouterr()
+        assert main(["keys", "revoke", name]) == 0
+        return capsys.readouterr().out
+
+    alice = ["--principal", "alice"]
+    for made in (
+        ["one", *alice, "--agents", "8", "--vram", "6GiB"],
+        ["two", *alice, "--agents", "9"],
+        ["three", *alice],
+        ["gpu", "--role", "worker"],
+    ):
+        assert main(["keys", "new", *made]) == 0
+    assert "limits" not in revoke("gpu")
+    said = revoke("one")
+    assert "limits of alice went with it: agents 8, vram 6.00 GiB" in said
+    assert "what is left for two, three: agents 9" in said
+    assert f"--principal alice --agents 8 --vram {6 << 30}" in said
+    assert "limits" not in revoke("one"), "it was revoked before"
+    assert "what is left for three: none" in revoke("two")
+    assert "limits" not in revoke("three")
+    assert main(["keys", "new", "four", *alice, "--kv", "1GiB"]) == 0
+    assert "name them again" in revoke("four")
+    assert main(["keys", "new", "five", *alice, "--kv", "1GiB"]) == 0
+    capsys.readouterr()
+    assert main(["keys", "revoke", "five", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {
+        "revoked": "five",
+        "principal": "alice",
+        "keys": [],
+        "limits": {},
+        "limits_before": {"kv_bytes": 1 << 30},
+    }

@@ -116,8 +116,8 @@ class Core:
         state.now_ns = max(state.now_ns, now_ns)
         state.effects = []
         match event:
-            case WorkerMessageIn(peer=peer, message=command, raw=raw):
-                self._workers.message(peer, command, raw)
+            case WorkerMessageIn(peer=peer, message=command, raw=raw, devices=devices):
+                self._workers.message(peer, command, raw, devices)
             case ClientMessageIn():
                 self._clients.message(event)
             case Tick():

@@ -64,11 +64,13 @@ class ClientFlow:
 
 @dataclass(frozen=True, slots=True)
 class WorkerMessageIn:
-    """A well-formed message of a worker; ``raw`` are the buffers behind the map."""
+    """A well-formed message of a worker; ``raw`` are the buffers behind the map. ``devices``: those
+    that its key is for; none named: any."""
 
     peer: bytes
     message: FromWorker
     raw: list[bytes]
+    devices: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

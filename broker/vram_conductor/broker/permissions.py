@@ -58,6 +58,19 @@ def check_role(session: Session, message: ClientMessage) -> None:
     )
 
 
+def device_denied(devices: tuple[str, ...], device: str) -> ErrorInfo | None:
+    """Why a worker with a key for ``devices`` (none: any) may not serve ``device``, if so."""
+    if not devices or device in devices:
+        return None
+    return ErrorInfo(
+        Code.PERMISSION_DENIED,
+        "device_denied",
+        f"this worker's key is for {', '.join(devices)}, not for {device}; start it with --device "
+        f"{devices[0]}, or make a key: conductor keys new NAME --role worker --device {device}",
+        details={"device": device, "devices": list(devices)},
+    )
+
+
 def quota_of(state: State, principal: str) -> Quota:
     """The principal's own limits."""
     return state.quotas.get(principal, NO_QUOTA)

@@ -17,7 +17,7 @@ from vram_conductor.protocol.check import check_name
 from vram_conductor.protocol.config import keys_dir, load_config, overlay, parse_bytes
 from vram_conductor.protocol.errors import InvalidArgument
 from vram_conductor.protocol.key_files import KeyFolder, new_pair, save_key
-from vram_conductor.protocol.keys import ROLES, Key, KeyFile, KeyList, Quota
+from vram_conductor.protocol.keys import ROLES, Key, KeyFile, KeyList, Quota, quotas
 
 _ABOUT = """\
 Keys are how a broker knows clients and workers over tcp; over ipc it needs none. Run this on the
@@ -30,8 +30,15 @@ Writes NAME.key, which holds the secret: bring it to its owner, for example with
 here. The broker keeps the public half only.
 """
 
-_WIDTH = 200
-"""Half a key that was cut is of no use."""
+_FLAGS = {
+    "agents": "--agents",
+    "queued_jobs": "--queued-jobs",
+    "vram_bytes": "--vram",
+    "kv_bytes": "--kv",
+}
+
+_SHOWN_CHARS = 8
+"""Of a public half: enough to find the one that the broker's log names."""
 
 
 def add(commands: Any, common: argparse.ArgumentParser) -> None:
@@ -50,12 +57,19 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         help="owner (the default): agents of its own; observer: looks at its principal's; admin: "
         "also sees everybody's; worker: serves a device",
     )
+    new.add_argument(
+        "--device",
+        action="append",
+        metavar="ID",
+        help="of a worker's key: the device that it may serve, for example cuda:0; may be given "
+        "several times (default: any)",
+    )
     new.add_argument("--out", metavar="FILE", help="where to write it (default: ./NAME.key)")
     quota = new.add_argument_group("limits of the principal (default: none)")
     quota.add_argument("--agents", type=int, metavar="N", help="registered agents")
     quota.add_argument("--queued-jobs", type=int, metavar="N", help="waiting jobs")
     quota.add_argument("--vram", metavar="BYTES", help="device memory, for example 6GiB")
-    quota.add_argument("--kv", metavar="BYTES", help="KV of its agents' contexts, parked")
+    quota.add_argument("--kv", metavar="BYTES", help="KV of its agents, parked")
     new.set_defaults(run=_new)
     show = verbs.add_parser("list", parents=[common], help="all keys, with role and limits")
     show.set_defaults(run=_list)
@@ -80,13 +94,15 @@ def _new(args: argparse.Namespace, output: Output) -> int:
     for field, name in (("NAME", args.name), ("--principal", principal)):
         check_name(field, name)
     folder, first = _folder(args), not _folder(args).exists
+    quota, devices = _quota(args), _devices(args)
     broker, pair = folder.prepare(), new_pair()
     key = Key(
         name=args.name,
         public=pair.public,
         principal=principal,
         role=args.role,
-        quota=_quota(args),
+        quota=quota,
+        devices=devices,
         created=_now(),
     )
     folder.read().with_key(key)  # whether it can be added, before its file is there
@@ -108,11 +124,24 @@ def _new(args: argparse.Namespace, output: Output) -> int:
         out.unlink()
         raise
     output.value({"name": key.name, "public": key.public, "file": str(out), "first": first})
-    whose = "a worker" if key.role == "worker" else f"{principal}, {key.role}"
+    worker = f"a worker of {', '.join(devices) or 'any device'}"
+    whose = worker if key.role == "worker" else f"{principal}, {key.role}"
     output.text(f"{out} is the key of {whose}: bring it to its owner and delete it here")
     if first:
         output.text("the broker's first keys: if it runs, start it again, then tcp asks for them")
     return 0
+
+
+def _devices(args: argparse.Namespace) -> tuple[str, ...]:
+    """Raises InvalidArgument ``bad_value``, ``bad_name``."""
+    devices = tuple(args.device or ())
+    for device in devices:
+        check_name("--device", device)
+    if devices and args.role != "worker":
+        raise InvalidArgument(
+            "bad_value", "--device is for keys of workers: add --role worker", field="device"
+        )
+    return devices
 
 
 def _quota(args: argparse.Namespace) -> Quota:
@@ -135,13 +164,24 @@ def _list(args: argparse.Namespace, output: Output) -> int:
     if not keys.keys:
         output.text(f"no keys in {folder.path}; make one: conductor keys new NAME")
         return 0
-    head = ["NAME", "PRINCIPAL", "ROLE", "LIMITS", "CREATED", "REVOKED", "PUBLIC"]
+    head = ["NAME", "PRINCIPAL", "ROLE", "LIMITS", "SINCE", "PUBLIC"]
     rows = [
-        [k.name, k.principal, k.role, _limits(k.quota), k.created, k.revoked or "-", k.public]
-        for k in keys.keys
+        [key.name, key.principal, key.role, _bounds(key), _since(key), key.public[:_SHOWN_CHARS]]
+        for key in keys.keys
     ]
-    output.text(table(head, rows, width=max(output.width, _WIDTH)))
+    output.text(table(head, rows, width=output.width, wrap=[0, 1, 3]))
     return 0
+
+
+def _since(key: Key) -> str:
+    """The day on which it was made, or revoked."""
+    return f"revoked {key.revoked[:10]}" if key.revoked else key.created[:10]
+
+
+def _bounds(key: Key) -> str:
+    if key.revoked:
+        return "-"
+    return ", ".join(key.devices) or "any device" if key.role == "worker" else _limits(key.quota)
 
 
 def _limits(quota: Quota) -> str:
@@ -155,7 +195,38 @@ def _limits(quota: Quota) -> str:
 
 
 def _revoke(args: argparse.Namespace, output: Output) -> int:
-    _folder(args).revoke(args.name, _now())
-    output.value({"revoked": args.name})
+    folder = _folder(args)
+    before, after = folder.revoke(args.name, _now())
     output.text(f"{args.name} is revoked; a running broker ends its sessions within a second")
+    key = next(key for key in after.keys if key.name == args.name)
+    was, now = (quotas(keys.valid()).get(key.principal, Quota()) for keys in (before, after))
+    others = [each.name for each in after.valid().values() if each.principal == key.principal]
+    output.value(
+        {
+            "revoked": args.name,
+            "principal": key.principal,
+            "keys": others,
+            "limits": msgspec.to_builtins(now),
+            "limits_before": msgspec.to_builtins(was),
+        }
+    )
+    if was != now:
+        output.text(_loosened(key.principal, others, was, now))
     return 0
+
+
+def _loosened(principal: str, others: list[str], was: Quota, now: Quota) -> str:
+    """What follows from limits that went with their key."""
+    gone = f"limits of {principal} went with it: {_limits(was)}"
+    if not others:
+        return f"{gone}\nname them again with its next key, or it has none"
+    flags = " ".join(
+        f"{flag} {getattr(was, name)}"
+        for name, flag in _FLAGS.items()
+        if getattr(was, name) != getattr(now, name)
+    )
+    left = "none" if now == Quota() else _limits(now)
+    return (
+        f"{gone}\nwhat is left for {', '.join(others)}: {left}\n"
+        f"to have them back: conductor keys new NAME --principal {principal} {flags}"
+    )

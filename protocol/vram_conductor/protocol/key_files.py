@@ -148,13 +148,17 @@ class KeyFolder:
         """Add a key. Raises AlreadyExists ``key_exists``, and as :meth:`read`."""
         self._change(lambda keys: keys.with_key(key))
 
-    def revoke(self, name: str, now: str) -> None:
-        """Revoke a key. Raises NotFound ``no_such_key``, and as :meth:`read`."""
-        self._change(lambda keys: keys.without(name, now))
+    def revoke(self, name: str, now: str) -> tuple[KeyList, KeyList]:
+        """Revoke a key; the list before and after. Raises NotFound ``no_such_key``, and as
+        :meth:`read`."""
+        return self._change(lambda keys: keys.without(name, now))
 
-    def _change(self, change: Callable[[KeyList], KeyList]) -> None:
+    def _change(self, change: Callable[[KeyList], KeyList]) -> tuple[KeyList, KeyList]:
         with self._locked():
-            _write(self.list_path, change(self.read()))
+            before = self.read()
+            after = change(before)
+            _write(self.list_path, after)
+            return before, after
 
     @contextmanager
     def _locked(self) -> Generator[None]:

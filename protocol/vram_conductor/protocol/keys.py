@@ -84,6 +84,7 @@ class Key(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         public: its public half.
         principal: whom it stands for; several keys may stand for one.
         quota: limits of the principal; of several keys' the smallest count.
+        devices: a worker's: those that it may serve; none named: any.
         created, revoked: when, for people (RFC 3339); empty: not revoked.
     """
 
@@ -92,6 +93,7 @@ class Key(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     principal: str
     role: Role
     quota: Quota = Quota()
+    devices: tuple[str, ...] = ()
     created: str = ""
     revoked: str = ""
 
@@ -99,6 +101,10 @@ class Key(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         for field in ("name", "principal"):
             _check_name(field, getattr(self, field))
         _check_half("public", self.public)
+        for device in self.devices:
+            _check_name("device", device)
+        if self.devices and self.role != "worker":
+            raise ValueError(f"devices are for the role worker, this is {self.role}")
 
 
 class KeyList(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -70,9 +70,10 @@ class Access:
         key = self._keys.get(user)
         return identity_of(key) if key is not None and may_enter(key, CLIENTS) else None
 
-    def worker(self, user: str) -> bool:
-        """Whether a worker's key still counts."""
-        return may_enter(self._keys.get(user), WORKERS)
+    def worker(self, user: str) -> Key | None:
+        """A worker's key; None: it was revoked since."""
+        key = self._keys.get(user)
+        return key if may_enter(key, WORKERS) else None
 
     def changed(self) -> KeysChanged:
         """What the core is told, at the start and after every change."""

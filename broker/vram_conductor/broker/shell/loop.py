@@ -181,13 +181,16 @@ class Loop:
 
     def _from_worker(self, incoming: Incoming[FromWorker]) -> Event | None:
         peer, message, raw, error, _rid, user = incoming
+        devices: tuple[str, ...] = ()
         if self._workers_locked:
             assert self._access is not None
-            if not self._access.worker(user):
+            key = self._access.worker(user)
+            if key is None:
                 self._workers.users.expel(peer, self._clock_ns())
                 return None
+            devices = key.devices
         if message is not None:
-            return WorkerMessageIn(peer, message, raw)
+            return WorkerMessageIn(peer, message, raw, devices)
         return None if error is None else WorkerBad(peer, error)
 
     def _read_rest(self, ready: dict[object, int]) -> None:

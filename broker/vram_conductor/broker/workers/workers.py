@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from vram_conductor.broker.errors import LEFT, left_error, lost_error, stale_error, taken_error
 from vram_conductor.broker.journal.records import WorkerEpochSeen
+from vram_conductor.broker.permissions import device_denied
 from vram_conductor.broker.state import JOBS_WAIT_MS, MS, Level, State
 from vram_conductor.broker.workers.commanding import Commander
 from vram_conductor.broker.workers.devices import Device
@@ -62,10 +63,16 @@ class Workers:
         self._hooks = hooks
         self._device_of: dict[bytes, Device] = {}
 
-    def message(self, peer: bytes, message: FromWorker, raw: list[bytes]) -> None:
-        """One message of a worker."""
+    def message(
+        self, peer: bytes, message: FromWorker, raw: list[bytes], devices: tuple[str, ...] = ()
+    ) -> None:
+        """One message of a worker. ``devices``: those that its key is for; none: any."""
         if isinstance(message, Ready):
-            self._ready(peer, message)
+            error = device_denied(devices, message.device.device)
+            if error is None:
+                self._ready(peer, message)
+            else:
+                self._refuse(peer, error)
             return
         device = self._device_of.get(peer)
         link = device.link if device is not None else None
