@@ -103,6 +103,23 @@ def test_a_key_that_stands_for_somebody_else_now_is_another_key(bench: Bench) ->
     assert alice.got(b"", m.Error)
 
 
+def test_a_jobs_number_tells_nothing_of_the_jobs_of_others(bench: Bench) -> None:
+    alice, bob = Keyed(bench, "k1", "alice"), Keyed(bench, "k2", "bob")
+    root = Keyed(bench, "k3", "root", "admin")
+    told: dict[str, list[int]] = {"alice": [], "bob": []}
+    for client in (alice, bob):
+        client.ok(client.register("coder"))
+    for client in (alice, bob, bob, alice, bob):
+        rid = client.decode("coder", "hello")
+        told[client.principal].append(client.got(rid, m.Accepted)[0].job)
+    assert told == {"alice": [1, 2], "bob": [1, 2, 3]}
+    for client, expected in ((alice, [("alice", 1), ("alice", 2)]), (root, 5)):
+        rid = bench.rid()
+        client.send(m.Status(rid=rid))
+        jobs = [(job["principal"], job["job"]) for job in client.ok(rid)["jobs"]]
+        assert (sorted(jobs) if client is alice else len(set(jobs))) == expected
+
+
 def test_agents_on_their_way_count(bench: Bench) -> None:
     keys(bench, {"alice": Quota(agents=2)}, k1="alice")
     alice = Keyed(bench, "k1", "alice")

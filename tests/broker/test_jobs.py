@@ -55,6 +55,17 @@ def test_rids_belong_to_their_principal() -> None:
     assert table.by_rid("r", mine.rid) is None
 
 
+def test_numbers_count_the_jobs_of_ones_own_principal() -> None:
+    table = JobTable()
+    jobs = [add(table, principal=principal) for principal in "pqpqqp"]
+    assert [job.number for job in jobs] == [1, 1, 2, 2, 3, 3]
+    assert len({job.job for job in jobs}) == 6
+    for job in jobs:
+        end(table, job)
+        table.forget(job)
+    assert add(table).number == 4, "a number is not given twice"
+
+
 def test_live_jobs_and_counts() -> None:
     table = JobTable()
     jobs = [add(table) for _ in range(3)]

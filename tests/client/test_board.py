@@ -399,3 +399,15 @@ def test_agents_of_several_principals_are_told_apart() -> None:
     text = render_agents([mine, hers])
     assert "me: coder" in text
     assert "alice: coder" in text
+
+
+def test_jobs_of_several_principals_say_whose_they_are() -> None:
+    """Their numbers count each principal's own."""
+    job = JobStatus(
+        job=1, principal="alice", agent="coder", conversation="main", device="cpu", state="running"
+    )
+    other = msgspec.structs.replace(job, principal="bob")
+    assert "alice" not in render(report(jobs=[job]), 100)
+    drawn = render(report(jobs=[job, other]), 100)
+    assert "alice: coder" in drawn
+    assert "bob: coder" in drawn

@@ -200,7 +200,7 @@ def _job(state: State, job: Job, principal: str | None) -> JobStatus:
     assert job.state != "ended"
     waiting, until_ns = hindrance(state, job, principal)
     return JobStatus(
-        job=job.job,
+        job=job.number,
         principal=job.principal,
         agent=job.key.agent,
         conversation=job.key.conversation,

@@ -209,17 +209,20 @@ def _jobs(report: StatusReport, width: int) -> str:
     if not report.jobs:
         return head
     header = ["job", "conversation", "state", "tokens", "age"]
-    rows = [_job(job) for job in report.jobs[:JOBS_SHOWN_MAX]]
+    several = len({job.principal for job in report.jobs}) > 1
+    rows = [_job(job, several) for job in report.jobs[:JOBS_SHOWN_MAX]]
     lines = [head, table(header, rows, right=(0, 3, 4), width=width, squeeze=(1, 2))]
     if len(report.jobs) > JOBS_SHOWN_MAX:
         lines.append(f"… and {len(report.jobs) - JOBS_SHOWN_MAX} more")
     return "\n".join(lines)
 
 
-def _job(job: JobStatus) -> list[str]:
+def _job(job: JobStatus, several: bool) -> list[str]:
     state = job.state + (f", attempt {job.attempt}" if job.attempt > 1 else "")
     if job.waiting:
         until = "" if job.waiting_ms is None else f", {duration(job.waiting_ms)} at most"
         state += f" (waits for {job.waiting}{until})"
     name = who(job.agent, job.conversation)
+    if several:  # numbers count each principal's own
+        name = f"{job.principal}: {name}"
     return [str(job.job), name, state, str(job.generated_tokens), duration(job.age_ms)]

@@ -122,8 +122,8 @@ def _first(conductor: Conductor, reply: Reply, output: Output) -> str:
             if hindrance:
                 output.news(hindrance)
 
-        def job() -> int | None:
-            return reply.queued.job if reply.queued else None
+        def job() -> tuple[str, int] | None:
+            return (conductor.principal, reply.queued.job) if reply.queued else None
 
         with JobWatch(conductor.status, job, tell):
             return next(reply, "")

@@ -35,7 +35,7 @@ class JobWatch:
 
     Args:
         status: asks the broker; any thread.
-        job: the job's number, None as long as it has none.
+        job: whose it is, and its number; None as long as it has none.
         tell: told whenever what the job waits for is another thing: ``job.waiting``, in words;
             empty when it waits for nothing any more.
     """
@@ -43,7 +43,7 @@ class JobWatch:
     def __init__(
         self,
         status: Callable[[], StatusReport],
-        job: Callable[[], int | None],
+        job: Callable[[], tuple[str, int] | None],
         tell: Callable[[str], None],
     ) -> None:
         self._status, self._job, self._tell = status, job, tell
@@ -67,14 +67,14 @@ class JobWatch:
         told, delay_s = "", FIRST_S
         while not self._over.wait(delay_s):
             delay_s = PERIOD_S
-            number = self._job()
-            if number is None:
+            known = self._job()
+            if known is None:
                 continue
             try:
                 jobs = self._status().jobs
             except ConductorError:
                 continue  # whoever waits for the job hears of it
-            mine = next((job for job in jobs if job.job == number), None)
+            mine = next((job for job in jobs if (job.principal, job.job) == known), None)
             waiting = mine.waiting if mine is not None else ""
             if waiting != told and not self._over.is_set():
                 told = waiting

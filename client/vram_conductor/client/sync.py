@@ -109,6 +109,12 @@ class Conductor(Conversing):
         return welcome.broker_epoch if welcome else 0
 
     @property
+    def principal(self) -> str:
+        """Whose agents this connection uses, as the broker says."""
+        welcome = self._core.welcome
+        return welcome.principal if welcome else ""
+
+    @property
     def limits(self) -> dict[str, int]:
         """The broker's limits, by name."""
         welcome = self._core.welcome

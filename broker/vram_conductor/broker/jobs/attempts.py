@@ -160,7 +160,7 @@ class Attempts:
 
     def _nonsense(self, job: Job, what: str) -> bool:
         """The worker broke the protocol: this job fails, nothing else does."""
-        self._state.log("error", "worker_nonsense", device=job.device, job=job.job, what=what)
+        self._log("worker_nonsense", job, what=what)
         self.abandon(
             job,
             ErrorInfo(
@@ -186,8 +186,12 @@ class Attempts:
     def give_up(self, job: Job) -> None:
         """The worker did not answer CANCEL_RUN."""
         if job.state != "ended" and job.attempt is not None:
-            self._state.log("error", "cancel_ignored", device=job.device, job=job.job)
+            self._log("cancel_ignored", job)
             self.abandon(job, job.stopping or cancelled_error())
+
+    def _log(self, event: str, job: Job, **more: str) -> None:
+        whose, device = job.principal, job.device
+        self._state.log("error", event, device=device, principal=whose, job=job.number, **more)
 
     def _requeue(self, job: Job) -> None:
         """Back to the head of its conversation's line; what the attempt produced is void."""

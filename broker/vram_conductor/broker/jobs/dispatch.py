@@ -118,7 +118,7 @@ class Dispatcher:
             lambda epoch, op: Run(
                 broker_epoch=epoch,
                 op=op,
-                job=job.job,
+                job=job.number,
                 conversation=job.key,
                 version=conversation.version,
                 transcript_tokens=conversation.tokens,

@@ -61,6 +61,8 @@ class Job:
     """One DECODE.
 
     Attributes:
+        job: the number by which the broker knows it. ``number``: the one that others are told; it
+            counts the jobs of its principal, so that nobody learns how many the others send.
         message: the request; dropped when the job ends. ``size_bytes`` is its length on the wire.
         digest: of the request, to recognise the same one again.
         peer: the client's connection, None while there is none.
@@ -86,6 +88,7 @@ class Job:
     received_ns: int
     queue_deadline_ns: int | None
     deadline_ns: int | None
+    number: int = 0
     state: JobState = "queued"
     attempt: Attempt | None = None
     lost: int = 0
@@ -102,6 +105,7 @@ class JobTable:
     def __init__(self) -> None:
         self._jobs: dict[int, Job] = {}
         self._by_rid: dict[tuple[str, bytes], int] = {}
+        self._counts: dict[str, int] = {}
         self._ended: dict[int, int] = {}
         self._ended_bytes = 0
         self._last = 0
@@ -130,6 +134,8 @@ class JobTable:
         return None if number is None else self._jobs[number]
 
     def add(self, job: Job) -> None:
+        """Take a new job in, and number it."""
+        job.number = self._counts[job.principal] = self._counts.get(job.principal, 0) + 1
         self._jobs[job.job] = job
         self._by_rid[job.principal, job.rid] = job.job
 

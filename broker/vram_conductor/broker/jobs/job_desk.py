@@ -62,7 +62,7 @@ class JobDesk:
                 raise AlreadyExists(
                     "rid_reused",
                     "this rid belongs to another request; use a fresh rid for every request",
-                    job=known.job,
+                    job=known.number,
                 )
             self._reattach(session, known, 0, message.window)
             return
@@ -129,7 +129,7 @@ class JobDesk:
             state.timers.set(("deadline", job.job), job.deadline_ns)
         est_ms = None if device.job_ms is None else round(device.job_ms * ahead)
         state.to_client(
-            session.peer, Accepted(rid=job.rid, job=job.job, position=ahead, est_ms=est_ms)
+            session.peer, Accepted(rid=job.rid, job=job.number, position=ahead, est_ms=est_ms)
         )
         state.dispatch_due.add(device.id)
 
@@ -213,7 +213,7 @@ class JobDesk:
         job.stream.resume(from_seq, window)
         self._delivery.attach(job, session)
         if job.state != "ended":
-            self._state.to_client(session.peer, Accepted(rid=job.rid, job=job.job, position=0))
+            self._state.to_client(session.peer, Accepted(rid=job.rid, job=job.number, position=0))
         self._delivery.pump(job)
 
     def _check_agent(self, agent: Agent) -> Device:
