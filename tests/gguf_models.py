@@ -76,6 +76,12 @@ def make_model(spec: Spec, folder: Path | None = None) -> Path:
     return path
 
 
+def make_parts(spec: Spec, folder: Path, tensors: int = 12) -> list[Path]:
+    """Write the model anew, in parts of at most so many tensors, as ``gguf-split`` would."""
+    _write(spec, folder / f"{spec.arch}.gguf", split_max_tensors=tensors)
+    return sorted(folder.glob(f"{spec.arch}-*-of-*.gguf"))
+
+
 _VERSION = 2
 _WORDS = ["▁the", "▁a", "▁hello", "▁world", "▁red", "ing", "er", "▁"]
 _MARKS = ["<|im_start|>", "<|im_end|>"]
@@ -98,8 +104,8 @@ class _Weights:
         self._writer.add_tensor(name, data.astype(np.float32))
 
 
-def _write(spec: Spec, path: Path) -> None:
-    writer = gguf.GGUFWriter(path, spec.arch)
+def _write(spec: Spec, path: Path, *, split_max_tensors: int = 0) -> None:
+    writer = gguf.GGUFWriter(path, spec.arch, split_max_tensors=split_max_tensors)
     _common(writer, spec)
     _vocabulary(writer, spec)
     weights = _Weights(writer, spec.seed)

@@ -34,6 +34,7 @@ from vram_conductor.worker.engine import Estimate
 from vram_conductor.worker.llama import dryrun, isolated, loading
 from vram_conductor.worker.llama.dryrun import DryRunner
 from vram_conductor.worker.llama.estimate import LlamaEstimator
+from vram_conductor.worker.llama.identity import ModelFiles
 from vram_conductor.worker.llama.model import LlamaModel
 from vram_conductor.worker.llama.options import EngineOptions
 
@@ -388,9 +389,9 @@ def test_dry_models_are_kept_and_bounded(monkeypatch: pytest.MonkeyPatch) -> Non
     loads: list[str] = []
     load = loading.load_model
 
-    def counted(path: str, options: EngineOptions, *, dry: bool) -> object:
-        loads.append(path)
-        return load(path, options, dry=dry)
+    def counted(files: ModelFiles, options: EngineOptions, *, dry: bool) -> object:
+        loads.extend(files.paths)
+        return load(files, options, dry=dry)
 
     monkeypatch.setattr(dryrun, "load_model", counted)
     runner = DryRunner(EngineOptions(threads=1))

@@ -14,6 +14,7 @@ import queue
 import threading
 from pathlib import Path
 
+from vram_conductor.protocol.split_files import combined_sha256, part_paths
 from vram_conductor.protocol.stamp import Stamp, read_stamp, stamp_of, write_stamp
 
 log = logging.getLogger(__name__)
@@ -39,7 +40,17 @@ class Digester:
         self._thread.start()
 
     def known(self, path: Path) -> str | None:
-        """The sha256 of ``path`` if it is known already. Cheap."""
+        """The digest of the model at ``path`` if it is known already: its sha256, of several
+        parts ``combined_sha256``. Cheap."""
+        digests: list[str] = []
+        for part in part_paths(path):
+            digest = self._known_file(part)
+            if digest is None:
+                return None
+            digests.append(digest)
+        return combined_sha256(digests)
+
+    def _known_file(self, path: Path) -> str | None:
         found = self._found.get(path)
         try:
             if found is not None and found == stamp_of(path.stat(), found.sha256):
@@ -61,13 +72,25 @@ class Digester:
         while (item := self._queue.get()) is not None:
             path, expected = item
             try:
-                self._hash(path, expected)
+                self._hash_model(path, expected)
             except OSError as error:
                 log.warning("cannot hash %s: %s", path, error.strerror)
             finally:
                 self._asked.discard(path)
 
-    def _hash(self, path: Path, expected: str) -> None:
+    def _hash_model(self, path: Path, expected: str) -> None:
+        for part in part_paths(path):
+            if self._known_file(part) is None:
+                self._hash(part)
+        digest = self.known(path)
+        if expected and digest is not None and digest != expected:
+            log.error(
+                "%s is not the file of the catalogue (sha256 %s…); run: conductor models verify",
+                path,
+                digest[:12],
+            )
+
+    def _hash(self, path: Path) -> None:
         digest = hashlib.sha256()
         with path.open("rb") as file:
             before = os.fstat(file.fileno())
@@ -77,12 +100,6 @@ class Digester:
                     return
         sha256 = digest.hexdigest()
         self._found[path] = stamp_of(before, sha256)
-        if expected and sha256 != expected:
-            log.error(
-                "%s is not the file of the catalogue (sha256 %s…); run: conductor models verify",
-                path,
-                sha256[:12],
-            )
         try:
             write_stamp(path, sha256, before)
         except OSError as error:

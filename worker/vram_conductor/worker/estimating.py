@@ -16,6 +16,7 @@ import msgspec
 
 from vram_conductor.protocol.commands import Estimate, Estimated, Failed
 from vram_conductor.protocol.errors import OutOfRange
+from vram_conductor.protocol.split_files import part_paths
 from vram_conductor.worker.arena_format import parked_bytes
 from vram_conductor.worker.digest import Digester
 from vram_conductor.worker.engine import Estimator
@@ -26,12 +27,12 @@ log = logging.getLogger(__name__)
 
 
 def check_file_size(path: Path, cap_bytes: int | None) -> None:
-    """Stage 0.
+    """Stage 0, over all files of the model.
 
     Raises:
         OutOfRange: ``file_exceeds_cap``.
     """
-    file_bytes = path.stat().st_size
+    file_bytes = sum(part.stat().st_size for part in part_paths(path))
     if cap_bytes is not None and file_bytes > cap_bytes:
         raise OutOfRange(
             "file_exceeds_cap",

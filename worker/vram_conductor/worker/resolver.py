@@ -1,7 +1,8 @@
 """From what a user wrote after ``model=`` to a file that may be loaded.
 
 A name of the catalogue, a file in an allowed folder, or, where the broker vouches for the user
-(same-user ipc), any path. Nothing here opens a model file.
+(same-user ipc), any path. A model in several parts is named by the first one, or in a folder by
+what its parts' names have in common. Nothing here opens a model file.
 """
 
 from __future__ import annotations
@@ -11,9 +12,12 @@ from pathlib import Path
 
 from vram_conductor.protocol.catalogue import Catalogue, CatalogueModel, model_path
 from vram_conductor.protocol.errors import InvalidArgument, NotFound, PermissionDenied
+from vram_conductor.protocol.split_files import PartName, part_name, part_paths
 
 _SUFFIX = ".gguf"
 _LISTED_MAX = 10
+_ALONE = PartName("", 1, 1)
+"""What a file that is no part counts as."""
 
 
 class Resolver:
@@ -38,9 +42,10 @@ class Resolver:
         """The file of ``model``.
 
         Raises:
-            NotFound: ``no_such_model`` (with near names), ``model_not_pulled``.
+            NotFound: ``no_such_model`` (with near names), ``model_not_pulled``,
+                ``model_part_missing``.
             PermissionDenied: ``path_not_allowed``.
-            InvalidArgument: ``bad_model_name``, ``not_a_file``.
+            InvalidArgument: ``bad_model_name``, ``not_a_file``, ``not_the_first_part``.
         """
         if not model or "\0" in model or len(model) > 4096:
             raise InvalidArgument("bad_model_name", "give a catalogue name or the path of a GGUF")
@@ -74,7 +79,11 @@ class Resolver:
 
     def _in_folders(self, name: str) -> Path:
         for folder in self._folders:
-            for candidate in (folder / name, folder / (name + _SUFFIX)):
+            for candidate in (
+                folder / name,
+                folder / (name + _SUFFIX),
+                *_first_parts(folder, name),
+            ):
                 if name not in {".", ".."} and candidate.is_file():
                     return _plain(candidate)
         raise self._unknown(name)
@@ -84,9 +93,7 @@ class Resolver:
         if not path.is_absolute():
             inside = [folder / path for folder in self._folders]
             path = next((candidate for candidate in inside if candidate.exists()), inside[0])
-        real = path.resolve()
-        # Links inside an allowed folder may lead out of it only if the target is allowed itself.
-        allowed = any(real.is_relative_to(folder.resolve()) for folder in self._folders)
+        allowed = all(self._allowed(part) for part in part_paths(path))
         if not allowed and not (bare_path and Path(model).is_absolute()):
             folders = ", ".join(str(folder) for folder in self._folders)
             raise PermissionDenied(
@@ -98,6 +105,11 @@ class Resolver:
         if not path.exists():
             raise self._unknown(model)
         return _plain(path)
+
+    def _allowed(self, path: Path) -> bool:
+        # Links inside an allowed folder may lead out of it only if the target is allowed itself.
+        real = path.resolve()
+        return any(real.is_relative_to(folder.resolve()) for folder in self._folders)
 
     def _unknown(self, name: str) -> NotFound:
         found = self._files()
@@ -123,15 +135,54 @@ class Resolver:
         found: list[str] = []
         for folder in self._folders:
             try:
-                found += sorted(path.name for path in folder.glob("*" + _SUFFIX))
+                names = sorted(path.name for path in folder.glob("*" + _SUFFIX))
+                found += [name for name in names if (part_name(name) or _ALONE).number == 1]
             except OSError:
                 continue
         return found
 
 
+def _first_parts(folder: Path, prefix: str) -> list[Path]:
+    """First parts of split models whose names begin with ``prefix``; of several, the one with the
+    fewest parts is first."""
+    try:
+        found = sorted(folder.glob(f"*-00001-of-*{_SUFFIX}"))
+    except OSError:
+        return []
+    names = [(path, part_name(path.name)) for path in found]
+    return [path for path, name in names if name is not None and name.prefix == prefix]
+
+
 def _plain(path: Path) -> Path:
-    if not stat.S_ISREG(path.stat().st_mode):
+    name = part_name(path.name)
+    if name is not None and name.number != 1:
+        raise InvalidArgument(
+            "not_the_first_part",
+            f"{path.name} is part {name.number} of {name.count}; name the model by the first one, "
+            f"{name.of(1)}",
+            first=name.of(1),
+        )
+    for part in part_paths(path):
+        _check_plain(part)
+    return path
+
+
+def _check_plain(path: Path) -> None:
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        name = part_name(path.name)
+        if name is None or name.number == 1:
+            raise
+        raise NotFound(
+            "model_part_missing",
+            f"{path.name}, part {name.number} of {name.count} of its model, is not in "
+            f"{path.parent}; put it there, or pull the model again",
+            path=str(path),
+            part=name.number,
+            parts=name.count,
+        ) from None
+    if not stat.S_ISREG(mode):
         raise InvalidArgument(
             "not_a_file", f"{path} is not a plain file; give the path of a GGUF file"
         )
-    return path

@@ -29,7 +29,7 @@ from vram_conductor.protocol.errors import (
 from vram_conductor.protocol.values import ModelInfo, PoolShape
 from vram_conductor.worker.engine import Estimate
 from vram_conductor.worker.llama.context import create_context
-from vram_conductor.worker.llama.identity import model_id, stat_model
+from vram_conductor.worker.llama.identity import ModelFiles, model_files
 from vram_conductor.worker.llama.info import read_dimensions, read_info
 from vram_conductor.worker.llama.loading import load_model
 from vram_conductor.worker.llama.loglines import ROUNDING_BYTES, unknown_buffers
@@ -104,7 +104,7 @@ class DryRunner:
             ResourceExhausted, Internal: ``estimate_failed``.
         """
         with self._lock:
-            key, facts = self._find(path)
+            files, facts = self._find(path)
             trained = facts.info.n_ctx_train
             if trained and n_ctx > trained:
                 raise OutOfRange(
@@ -114,9 +114,9 @@ class DryRunner:
                     n_ctx=n_ctx,
                     n_ctx_train=trained,
                 )
-            cached = (key, shape) in self._pools
-            pool = self._pool(path, key, facts, shape)
-            fit = None if fit_bytes is None else self._fit(path, key, facts, shape, fit_bytes)
+            cached = (files.id, shape) in self._pools
+            pool = self._pool(files, facts, shape)
+            fit = None if fit_bytes is None else self._fit(files, facts, shape, fit_bytes)
         return Estimate(
             info=msgspec.structs.replace(facts.info, name=name, path=path),
             shape=shape,
@@ -154,23 +154,22 @@ class DryRunner:
             while self._models:
                 ll.llama_model_free(self._models.popitem()[1])
 
-    def _fit(self, path: str, key: str, facts: ModelFacts, shape: PoolShape, fit_bytes: int) -> int:
+    def _fit(self, files: ModelFiles, facts: ModelFacts, shape: PoolShape, fit_bytes: int) -> int:
         trained = facts.info.n_ctx_train or limits.N_CTX_MAX
         per_slot = -(-trained // limits.N_CTX_PAD) * limits.N_CTX_PAD
 
         def pool_bytes(cells: int) -> int:
-            return self._pool(path, key, facts, replace_cells(shape, cells)).sizes.total_bytes
+            return self._pool(files, facts, replace_cells(shape, cells)).sizes.total_bytes
 
         return largest_fitting(pool_bytes, fit_bytes, per_slot * shape.slots)
 
-    def _find(self, path: str) -> tuple[str, ModelFacts]:
-        stat = stat_model(path)
-        key = model_id(stat)
-        if key not in self._facts:
-            model = self._dry_model(path, key)
-            info = read_info(model, path, path, stat)
-            tensors = tuple(read_tensors(path))
-            self._facts[key] = ModelFacts(
+    def _find(self, path: str) -> tuple[ModelFiles, ModelFacts]:
+        files = model_files(path)
+        if files.id not in self._facts:
+            model = self._dry_model(files)
+            info = read_info(model, files, path)
+            tensors = tuple(read_tensors(*files.paths))
+            self._facts[files.id] = ModelFacts(
                 info=info,
                 weights_bytes=self._weights_bytes(model, tensors),
                 n_swa=int(ll.llama_model_n_swa(model)),
@@ -178,7 +177,7 @@ class DryRunner:
                 tensors=tensors,
                 size=read_dimensions(model, info.arch),
             )
-        return key, self._facts[key]
+        return files, self._facts[files.id]
 
     def _weights_bytes(self, model: Any, tensors: tuple[Tensor, ...]) -> int:
         """Upper bound of the weights on the device, as a real load would log them."""
@@ -190,28 +189,28 @@ class DryRunner:
         # Two buffers at most (on cpu: plain and repacked), each printed with a rounding error.
         return allocated(size, kind) + (2 * ROUNDING_BYTES if kind == "cpu" else 0)
 
-    def _dry_model(self, path: str, key: str) -> Any:
-        model = self._models.get(key)
+    def _dry_model(self, files: ModelFiles) -> Any:
+        model = self._models.get(files.id)
         if model is None:
-            model, _ = load_model(path, self._options, dry=True)
-            self._models[key] = model
+            model, _ = load_model(files, self._options, dry=True)
+            self._models[files.id] = model
             if len(self._models) > DRY_MODELS_MAX:
                 ll.llama_model_free(self._models.popitem(last=False)[1])
-        self._models.move_to_end(key)
+        self._models.move_to_end(files.id)
         return model
 
-    def _pool(self, path: str, key: str, facts: ModelFacts, shape: PoolShape) -> DryPool:
+    def _pool(self, files: ModelFiles, facts: ModelFacts, shape: PoolShape) -> DryPool:
         """Sizes of a pool, from the cache or from a dry context."""
-        found = self._pools.get((key, shape))
+        found = self._pools.get((files.id, shape))
         if found is None:
-            model = self._dry_model(path, key)
+            model = self._dry_model(files)
             if facts.recurrent and shape.slots > SCALED_SLOTS and self._gpu is not None:
                 found = self._scaled(model, shape)
             else:
                 if facts.recurrent and shape.slots > 1:
                     self._check_recurrent(model, shape)
                 found = self._dry_context(model, shape)
-            self._pools[key, shape] = found
+            self._pools[files.id, shape] = found
             if len(self._pools) > POOLS_MAX:
                 self._pools.popitem(last=False)
         return found

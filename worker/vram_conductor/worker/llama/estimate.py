@@ -10,10 +10,10 @@ import msgspec
 from vram_conductor.protocol.values import PoolShape
 from vram_conductor.worker.engine import Estimate
 from vram_conductor.worker.llama.dryrun import DryRunner
-from vram_conductor.worker.llama.ggufcheck import check_gguf
-from vram_conductor.worker.llama.identity import model_id, stat_model
+from vram_conductor.worker.llama.identity import model_files
 from vram_conductor.worker.llama.isolated import DryRunProcess
 from vram_conductor.worker.llama.options import EngineOptions
+from vram_conductor.worker.llama.partcheck import check_files
 from vram_conductor.worker.llama.scratch import Gpu
 from vram_conductor.worker.vmm.library import Vmm
 
@@ -45,14 +45,14 @@ class LlamaEstimator:
         self, path: str, name: str, shape: PoolShape, n_ctx: int, fit_bytes: int | None
     ) -> Estimate:
         """See ``engine.Estimator``; the same question again is answered from memory."""
-        stat = stat_model(path)
-        key = (model_id(stat), shape, n_ctx, fit_bytes)
+        files = model_files(path)
+        key = (files.id, shape, n_ctx, fit_bytes)
         with self._lock:
             found = self._results.get(key)
         if found is not None:
             info = msgspec.structs.replace(found.info, name=name, path=path)
             return replace(found, info=info, cached=True)
-        check_gguf(path, stat.st_size)
+        check_files(files)
         if self._local is None:
             result = self._process.estimate(path, name, shape, n_ctx, fit_bytes)
         else:

@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import re
 from typing import Any, Literal
 
 from llama_cpp import llama_cpp as ll
 
 from vram_conductor.protocol.values import ModelInfo
-from vram_conductor.worker.llama.identity import model_id
+from vram_conductor.worker.llama.identity import ModelFiles
 from vram_conductor.worker.llama.scratch import Dimensions
 
 
-def read_info(model: Any, path: str, name: str, stat: os.stat_result) -> ModelInfo:
+def read_info(model: Any, files: ModelFiles, name: str) -> ModelInfo:
     """Describe a loaded (or dry-loaded) ``llama_model``."""
     vocab = ll.llama_model_get_vocab(model)
     return ModelInfo(
-        model=model_id(stat),
+        model=files.id,
         name=name,
-        path=path,
-        file_bytes=stat.st_size,
+        path=files.paths[0],
+        file_bytes=files.bytes,
         arch=metadata(model, "general.architecture") or "unknown",
         n_ctx_train=int(ll.llama_model_n_ctx_train(model)),
         n_vocab=int(ll.llama_vocab_n_tokens(vocab)),

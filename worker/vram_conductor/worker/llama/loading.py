@@ -14,31 +14,33 @@ from vram_conductor.protocol.errors import (
     InvalidArgument,
     Unimplemented,
 )
-from vram_conductor.worker.llama.ggufcheck import check_gguf
+from vram_conductor.worker.llama.identity import ModelFiles
 from vram_conductor.worker.llama.info import metadata
 from vram_conductor.worker.llama.library import library, model_params
 from vram_conductor.worker.llama.logs import Capture
 from vram_conductor.worker.llama.options import EngineOptions
+from vram_conductor.worker.llama.partcheck import check_files, misnamed
 
 _ARCH = re.compile(r"unknown model architecture: '([^']*)'")
 _MEMORY = re.compile(r"unable to allocate|failed to allocate|out of memory|cudaMalloc")
 
 
-def load_model(path: str, options: EngineOptions, *, dry: bool) -> tuple[Any, Capture]:
+def load_model(files: ModelFiles, options: EngineOptions, *, dry: bool) -> tuple[Any, Capture]:
     """A ``llama_model`` and what was logged meanwhile; nothing stays allocated on failure.
 
     Raises:
         NotFound: ``no_such_model``.
-        InvalidArgument: ``bad_model``: not a GGUF, truncated or corrupt.
+        InvalidArgument: ``bad_model``: not a GGUF, truncated or corrupt; ``wrong_model_part``.
         Unimplemented: ``unsupported_model``: an architecture that llama.cpp does not know, or
             one that does not generate text token by token.
         Internal: ``load_failed``, with llama.cpp's own line.
     """
-    check_gguf(path, os.stat(path).st_size)  # noqa: PTH116
+    check_files(files)
+    path = files.paths[0]
     with library().logs.capture() as capture:
         model = ll.llama_model_load_from_file(os.fsencode(path), model_params(options, dry=dry))
     if not model:
-        raise load_error(path, capture.problem(), capture.texts())
+        raise misnamed(files) or load_error(path, capture.problem(), capture.texts())
     unfit = _unfit(model)
     if unfit:
         arch = metadata(model, "general.architecture") or "unknown"

@@ -11,7 +11,7 @@ from llama_cpp import llama_cpp as ll
 from vram_conductor.protocol.errors import FailedPrecondition, Unavailable
 from vram_conductor.protocol.values import Message, PoolShape, Sampling
 from vram_conductor.worker.engine import Tokens
-from vram_conductor.worker.llama.identity import model_id, stat_model
+from vram_conductor.worker.llama.identity import model_files
 from vram_conductor.worker.llama.info import chat_template, read_info
 from vram_conductor.worker.llama.loading import load_model
 from vram_conductor.worker.llama.options import EngineOptions
@@ -37,17 +37,17 @@ class LlamaModel:
     ) -> None:
         """``facts``: what is known of vocabularies, shared between loads. ``vmm``: through which
         weights and pools can sleep."""
-        stat = stat_model(path)
+        files = model_files(path)
         self._options = options
         self._vmm = vmm
         self._memory = Tagged(vmm)
         self._pools: weakref.WeakSet[LlamaPool] = weakref.WeakSet()
         with self._memory.region():
-            self._model, capture = load_model(path, options, dry=False)
+            self._model, capture = load_model(files, options, dry=False)
         try:
             self.measured_bytes = measured_weights(capture.texts(), options.device_kind)
-            self.info = read_info(self._model, path, name, stat)
-            if model_id(stat_model(path)) != self.info.model:
+            self.info = read_info(self._model, files, name)
+            if model_files(path) != files:
                 raise Unavailable(
                     "load_failed", f"{path} changed while it was loaded; try again", retryable=True
                 )

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from llama_cpp import llama_cpp as ll
 
+from vram_conductor.worker.llama.identity import model_files
 from vram_conductor.worker.llama.loading import load_model
 from vram_conductor.worker.llama.loglines import parse_buffers
 from vram_conductor.worker.llama.options import EngineOptions
@@ -42,7 +43,7 @@ def is_repacked(kind: int) -> bool:
     with tempfile.TemporaryDirectory(prefix="vram-conductor-") as folder:
         path = Path(folder) / "sample.gguf"
         write_sample(path, Sample(kind=kind))
-        model, capture = load_model(str(path), EngineOptions(threads=1), dry=False)
+        model, capture = load_model(model_files(str(path)), EngineOptions(threads=1), dry=False)
     ll.llama_model_free(model)
     return any(
         line.kind == "weights" and line.buffer != "CPU" for line in parse_buffers(capture.texts())

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from llama_cpp import llama_cpp as ll
 
-from vram_conductor.worker.gguf_header import read_header
+from vram_conductor.worker.gguf_header import TensorInfo, read_header
 
 CUDA_ALIGNMENT_BYTES = 128
 CUDA_ROW_PADDING = 512
@@ -63,9 +63,17 @@ class Tensor:
         return -(-size // CUDA_ALIGNMENT_BYTES) * CUDA_ALIGNMENT_BYTES
 
 
-def read_tensors(path: str) -> list[Tensor]:
-    """The tensors of a file that llama.cpp accepts."""
-    return [Tensor(info.name, info.shape, info.kind) for info in read_header(path).tensors]
+def data_bytes(info: TensorInfo) -> int:
+    """Bytes of a tensor's data, of any file; 0 where its type is none, which is llama.cpp's to
+    refuse."""
+    known = 0 <= info.kind < ll.GGML_TYPE_COUNT and int(_ggml.ggml_blck_size(info.kind)) > 0
+    return Tensor(info.name, info.shape, info.kind).bytes if known else 0
+
+
+def read_tensors(*paths: str) -> list[Tensor]:
+    """The tensors of a model that llama.cpp accepts, from all of its files."""
+    found = [info for path in paths for info in read_header(path).tensors]
+    return [Tensor(info.name, info.shape, info.kind) for info in found]
 
 
 def cuda_weights_bytes(tensors: Iterable[Tensor]) -> int:
