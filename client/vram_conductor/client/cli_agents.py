@@ -21,6 +21,7 @@ from vram_conductor.client.sync import Conductor
 from vram_conductor.client.text import duration, size
 from vram_conductor.client.time_argument import seconds
 from vram_conductor.protocol.config import client_endpoint, load_config, overlay
+from vram_conductor.protocol.errors import ConductorError, NotFound
 from vram_conductor.protocol.status import AgentStatus
 
 SAMPLING: dict[str, tuple[type, str]] = {
@@ -42,6 +43,9 @@ _DOING = {
 """Stages of PROGRESS."""
 
 WATCH_MIN_S = 0.1
+
+LOOK_S = 1.0
+"""How often ``register --ephemeral`` looks whether its agent is still there."""
 
 
 def add(commands: Any, common: argparse.ArgumentParser) -> None:
@@ -194,7 +198,7 @@ def _register(args: argparse.Namespace, output: Output) -> int:
         if info is not None:
             output.text(_facts(info, duration(1000 * (time.monotonic() - began))))
         if args.ephemeral:
-            _hold(args.agent, output)
+            _hold(conductor, args.agent, output)
     return 0
 
 
@@ -210,11 +214,32 @@ def _facts(info: AgentStatus, took: str) -> str:
     )
 
 
-def _hold(agent: str, output: Output) -> None:
-    """Wait until somebody has had enough."""
+def _hold(conductor: Conductor, agent: str, output: Output) -> None:
+    """Wait until somebody has had enough, or the agent has gone without this command.
+
+    Raises:
+        NotFound: ``no_such_agent``. Unauthenticated: the key was revoked.
+    """
+    told = ""
     with contextlib.suppress(KeyboardInterrupt):
         output.news(f"{agent} stays until this command ends: Ctrl-C unregisters it")
-        threading.Event().wait()
+        while not threading.Event().wait(LOOK_S):
+            try:
+                there = any(mine.agent == agent for mine in conductor.list())
+            except ConductorError as error:
+                if not error.retryable:
+                    raise
+                if error.reason != told:  # the client looks for the broker, and comes back
+                    told = error.reason
+                    output.news(str(error))
+                continue
+            if not there:
+                raise NotFound(
+                    "no_such_agent",
+                    f"{agent} is gone: it was unregistered by somebody else, or was idle for its "
+                    "--ttl; `conductor status` names what went last",
+                    agent=agent,
+                )
 
 
 def _admitted(
