@@ -133,9 +133,8 @@ def _prefetch_beside(switching: Switching, bed: Bed, tokens: int) -> None:
         "%",
         wanted=switching.wanted(BESIDE_SHARE),
         relation=">=",
-        note=f"{came.count} prefetches of {size:.0f} MiB at {gb_s(came) or 0:.1f} GB/s in "
-        f"{loops} rounds; "
-        f"{median(fetching):.0f} of {median(control):.0f} tokens/s, {alone:.0f} with nobody else"
+        note=f"{came.count} prefetches of {size:.0f} MiB at {gb_s(came) or 0:.1f} GB/s in {loops} "
+        f"rounds; {median(fetching):.0f} of {median(control):.0f} tokens/s, {alone:.0f} alone"
         if came.count
         else f"nothing was prefetched in {loops} rounds",
     )

@@ -120,6 +120,8 @@ class Dispatch:
                 known = self._residency.conversations.get(key)
                 pool = known.pool if known else None
                 return pool is not None and self._traffic.hauled(pool.key)
+            case _:
+                pass
         return self._traffic.haul is not None or bool(self._deferred)
 
     def _take(self, command: Command, raw: Sequence[bytes], now_ns: int) -> None:
@@ -268,4 +270,5 @@ def _names(command: Command, agent: AgentKey) -> bool:
             return command.conversation.agent_key == agent
         case Copy():
             return command.target.agent_key == agent
-    return False
+        case _:
+            return False

@@ -106,7 +106,8 @@ class Prefetching:
             case BackUp():
                 # It only reads: others may compute with these weights meanwhile.
                 return frozenset(), frozenset()
-        return touches(self._residency, [move])
+            case _:
+                return touches(self._residency, [move])
 
     def _begin(self, move: Prefetch) -> None:
         job: Job | None = None

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING
 
 from vram_conductor.worker.lane import Errand, Lanes, Report
-from vram_conductor.worker.world import Move
+from vram_conductor.worker.world import Move, PoolMove, WeightsMove
 
 if TYPE_CHECKING:
     from vram_conductor.worker.job import Job
@@ -60,8 +60,8 @@ Touches = tuple[frozenset[str], frozenset[str]]
 def touches(residency: Residency, moves: Iterable[Move], *pools: str) -> Touches:
     """What ``moves`` touch, and ``pools`` besides. Whoever moves weights touches every pool of
     theirs."""
-    models = {str(move.model) for move in moves if hasattr(move, "model")}
-    named = {str(move.pool) for move in moves if hasattr(move, "pool")}
+    models = {move.model for move in moves if isinstance(move, WeightsMove)}
+    named = {move.pool for move in moves if isinstance(move, PoolMove)}
     theirs = {key for key, pool in residency.pools.items() if pool.weights.model in models}
     return frozenset(named | theirs | set(pools)), frozenset(models)
 

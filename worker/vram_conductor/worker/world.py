@@ -211,16 +211,6 @@ class BackUp:
     model: str
 
 
-Move = (
-    Park
-    | Drop
-    | SleepPool
-    | WakePool
-    | ClosePool
-    | OpenPool
-    | SleepWeights
-    | WakeWeights
-    | UnloadWeights
-    | LoadWeights
-    | BackUp
-)
+PoolMove = Park | Drop | SleepPool | WakePool | ClosePool | OpenPool
+WeightsMove = SleepWeights | WakeWeights | UnloadWeights | LoadWeights | BackUp
+Move = PoolMove | WeightsMove

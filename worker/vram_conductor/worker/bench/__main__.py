@@ -67,7 +67,7 @@ def _parser() -> argparse.ArgumentParser:
     memory.add_argument("--device", default="cpu")
     memory.add_argument("--pid", type=int, default=0)
     memory.add_argument("--period-ms", type=int, default=50)
-    memory.set_defaults(run=lambda args: watch(args.device, args.pid, args.period_ms))
+    memory.set_defaults(run=_memory)
     estimates = verbs.add_parser("estimates", help="estimates beside what loads then take")
     estimates.add_argument("--device", default="cpu")
     estimates.add_argument("--folder", type=Path, required=True)
@@ -100,6 +100,10 @@ def _models(args: argparse.Namespace) -> list[dict[str, Any]]:
             }
         )
     return found
+
+
+def _memory(args: argparse.Namespace) -> Any:
+    return watch(args.device, args.pid, args.period_ms)
 
 
 def _estimates(args: argparse.Namespace) -> Any:

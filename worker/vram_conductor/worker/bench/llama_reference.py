@@ -115,6 +115,7 @@ class _Reference:
             known = max(batch for batch in self._beside_bytes if batch <= sequences)
             fit = max(0, limit - self._beside_bytes[known]) // each
             layers = min(self._n_layer + 1, fit)
+        used = 0
         for _ in range(FIT_TRIES):
             try:
                 self._load_with(layers)

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from vram_conductor.protocol.errors import OutOfRange, ResourceExhausted
 from vram_conductor.worker.llama.batch import Batch
+from vram_conductor.worker.llama.binding import shared_object, vocabulary
 from vram_conductor.worker.llama.library import cpu_threads, library, model_params
 from vram_conductor.worker.llama.loading import load_error
 from vram_conductor.worker.llama.options import EngineOptions
@@ -33,7 +34,7 @@ CELLS_MULTIPLE = 256
 
 def sequences_max() -> int:
     """Most sequences that a context can have."""
-    return int(ll._lib.llama_max_parallel_sequences())
+    return int(shared_object.llama_max_parallel_sequences())
 
 
 class BareModel:
@@ -51,10 +52,10 @@ class BareModel:
         if options.device_kind == "cuda":
             params.n_gpu_layers = gpu_layers
         with library().logs.capture() as capture:
-            self._model = ll.llama_model_load_from_file(os.fsencode(path), params)
+            self._model: Any = ll.llama_model_load_from_file(os.fsencode(path), params)
         if not self._model:
             raise load_error(path, capture.problem(), capture.texts())
-        self._vocab = ll.llama_model_get_vocab(self._model)
+        self._vocab = vocabulary(self._model)
         self.n_vocab = int(ll.llama_vocab_n_tokens(self._vocab))
 
     def tokenize(self, text: str) -> list[int]:
@@ -130,7 +131,7 @@ class BareContext:
         params.no_perf = True
         params.flash_attn_type = _FLASH[room.flash]
         with library().logs.capture() as capture:
-            self._context = ll.llama_init_from_model(model, params)
+            self._context: Any = ll.llama_init_from_model(model, params)
         if not self._context:
             raise ResourceExhausted(
                 "no_memory",
@@ -171,7 +172,8 @@ class BareContext:
 
     def clear(self) -> None:
         """Forget all sequences."""
-        ll.llama_memory_clear(ll.llama_get_memory(self._context), True)
+        memory: Any = ll.llama_get_memory(self._context)
+        ll.llama_memory_clear(memory, True)
 
     def close(self) -> None:
         """More than once is fine."""

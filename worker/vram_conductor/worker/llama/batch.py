@@ -80,5 +80,5 @@ class Batch:
         self.struct.n_tokens = end
 
 
-def _pointer(array: Any, kind: Any) -> Any:
+def _pointer(array: Any, kind: type[Any]) -> Any:
     return ctypes.cast(array.ctypes.data, ctypes.POINTER(kind))

@@ -41,9 +41,7 @@ def context_params(options: EngineOptions, shape: PoolShape) -> Any:
     return params
 
 
-def create_context(
-    model: Any, options: EngineOptions, shape: PoolShape
-) -> tuple[Any | None, Capture]:
+def create_context(model: Any, options: EngineOptions, shape: PoolShape) -> tuple[Any, Capture]:
     """A context (None where llama.cpp refused) and what was logged meanwhile."""
     with library().logs.capture() as capture:
         context = ll.llama_init_from_model(model, context_params(options, shape))

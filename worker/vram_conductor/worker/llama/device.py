@@ -1,8 +1,4 @@
-"""The GPU of this process, through ggml's own device interface.
-
-Any thread. The functions are found through libllama, which is linked to ggml: the shared objects
-beside it have other names in other builds.
-"""
+"""The GPU of this process, through ggml's own device interface. Any thread."""
 
 from __future__ import annotations
 
@@ -11,9 +7,8 @@ import logging
 import os
 from collections.abc import MutableMapping
 
-from llama_cpp import llama_cpp as ll
-
 from vram_conductor.protocol.errors import FailedPrecondition
+from vram_conductor.worker.llama.binding import shared_object
 from vram_conductor.worker.llama.library import library
 
 _GPU = 1
@@ -61,7 +56,7 @@ class CudaDevice:
         os.environ.setdefault("CUDA_MODULE_LOADING", "LAZY")
         drop_uncountable(os.environ)
         library()
-        ggml = ll._lib
+        ggml = shared_object
         ggml.ggml_backend_dev_by_type.argtypes = [ctypes.c_int]
         ggml.ggml_backend_dev_by_type.restype = ctypes.c_void_p
         ggml.ggml_backend_dev_memory.argtypes = [ctypes.c_void_p, _size_p, _size_p]

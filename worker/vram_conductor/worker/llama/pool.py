@@ -15,6 +15,7 @@ from vram_conductor.protocol.errors import Internal, ResourceExhausted
 from vram_conductor.protocol.values import ModelInfo, PoolShape
 from vram_conductor.worker.engine import Sampler, Tokens
 from vram_conductor.worker.llama.batch import Batch
+from vram_conductor.worker.llama.binding import unannotated
 from vram_conductor.worker.llama.context import create_context
 from vram_conductor.worker.llama.info import rope_regime
 from vram_conductor.worker.llama.library import library
@@ -51,12 +52,12 @@ class LlamaPool:
     ) -> None:
         self.shape = shape
         self._buffers = Tagged(vmm)
-        self._rollback = info.rollback
-        self._n_vocab = info.n_vocab
+        self._rollback, self._n_vocab = info.rollback, info.n_vocab
         self._n_swa = int(ll.llama_model_n_swa(model))
         self._regime = rope_regime(model, shape.cells)
         with self._buffers.region():
-            self._context, capture = create_context(model, options, shape)
+            context, capture = create_context(model, options, shape)
+        self._context: Any = context
         if not self._context:
             raise ResourceExhausted(
                 "pool_failed",
@@ -69,7 +70,7 @@ class LlamaPool:
             )
         self.sizes = measured_pool(capture.texts(), options.device_kind)
         self.measured_bytes = self.sizes.total_bytes
-        self._memory = ll.llama_get_memory(self._context)
+        self._memory: Any = ll.llama_get_memory(self._context)
         self.batch_tokens = int(ll.llama_n_batch(self._context))
         self._batch = Batch(self.batch_tokens)
         self._logs = library().logs
@@ -179,7 +180,7 @@ class LlamaPool:
         """Current size of the slot's state; changes with every decode. 0 if it is empty."""
         if self.pos_max(slot) < 0:
             return 0
-        return STATE_HEADER.size + int(ll.llama_state_seq_get_size(self._context, slot))
+        return STATE_HEADER.size + int(unannotated.llama_state_seq_get_size(self._context, slot))
 
     def get_state(self, slot: int, into: memoryview) -> int:
         """Copy the slot's state out; 0 and nothing written if it is empty.
@@ -202,7 +203,7 @@ class LlamaPool:
         room = size - STATE_HEADER.size
         target = (ctypes.c_uint8 * room).from_buffer(into, STATE_HEADER.size)
         with library().logs.capture() as capture, self._buffers.gathered():
-            written = int(ll.llama_state_seq_get_data(self._context, target, room, slot))
+            written = int(unannotated.llama_state_seq_get_data(self._context, target, room, slot))
         if written != room:
             raise Internal(
                 "state_failed",
@@ -230,14 +231,14 @@ class LlamaPool:
         if magic != _STATE_MAGIC:
             raise _state_failed(slot, blob.nbytes, "it is not a state")
         if regime != self._regime:
-            raise _state_failed(
-                slot, blob.nbytes, "its rope factors are those of a pool of another size"
-            )
+            raise _state_failed(slot, blob.nbytes, "its rope factors are of another pool size")
         body = np.frombuffer(blob, np.uint8, offset=STATE_HEADER.size)
         source = ctypes.cast(body.ctypes.data, ctypes.POINTER(ctypes.c_uint8))
         try:
             with library().logs.capture() as capture, self._buffers.gathered():
-                read = int(ll.llama_state_seq_set_data(self._context, source, body.nbytes, slot))
+                read = int(
+                    unannotated.llama_state_seq_set_data(self._context, source, body.nbytes, slot)
+                )
         except Internal as error:
             self._empty(slot)
             raise _state_failed(slot, blob.nbytes, error.info.message) from error

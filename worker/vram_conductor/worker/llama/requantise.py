@@ -9,6 +9,7 @@ from __future__ import annotations
 from llama_cpp import llama_cpp as ll
 
 from vram_conductor.protocol.errors import FailedPrecondition, InvalidArgument
+from vram_conductor.worker.llama.binding import unannotated
 from vram_conductor.worker.llama.library import cpu_threads, library
 from vram_conductor.worker.llama.options import EngineOptions
 
@@ -36,7 +37,7 @@ def requantise(source: str, target: str, kind: str) -> None:
     params.ftype = ftype
     params.allow_requantize = True
     params.nthread = cpu_threads(EngineOptions())
-    code = ll.llama_model_quantize(source.encode(), target.encode(), params)
+    code = unannotated.llama_model_quantize(source.encode(), target.encode(), params)
     if code != 0:
         raise FailedPrecondition(
             "requantise_failed",

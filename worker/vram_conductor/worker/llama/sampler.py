@@ -15,6 +15,7 @@ from vram_conductor.protocol.errors import FailedPrecondition, InvalidArgument
 from vram_conductor.protocol.values import SAMPLING_DEFAULTS, Sampling
 from vram_conductor.worker.engine import Tokens
 from vram_conductor.worker.grammar.constraint import Constraint
+from vram_conductor.worker.llama.binding import unannotated
 
 PENALTY_TOKENS_MAX = 1 << 20
 """Longest memory of the penalties: llama.cpp allocates it at once."""
@@ -136,7 +137,7 @@ class LlamaSampler:
             self._add(ll.llama_sampler_init_top_p(full.top_p, 1))
         if full.min_p:
             self._add(ll.llama_sampler_init_min_p(full.min_p, 1))
-        self._add(ll.llama_sampler_init_temp(full.temperature))
+        self._add(ll.llama_sampler_init_temp(full.temperature or 0.0))
         self._add(ll.llama_sampler_init_dist(seed & 0xFFFFFFFF))
 
     def _add_penalties(self, n_vocab: int, n_context: int, full: Sampling) -> bool:
@@ -151,9 +152,9 @@ class LlamaSampler:
             ll.llama_sampler_init_penalties(
                 n_vocab,
                 last_n,
-                full.repeat_penalty,
-                full.frequency_penalty,
-                full.presence_penalty,
+                full.repeat_penalty or 1.0,
+                full.frequency_penalty or 0.0,
+                full.presence_penalty or 0.0,
             )
         )
         return True
@@ -209,7 +210,7 @@ class LlamaSampler:
         candidates["id"], candidates["logit"] = ids, row[ids]
         data = ctypes.cast(candidates.ctypes.data, ctypes.POINTER(ll.llama_token_data))
         array = ll.llama_token_data_array(data, len(ids), -1, False)
-        ll.llama_sampler_apply(self._chain, ctypes.byref(array))
+        unannotated.llama_sampler_apply(self._chain, ctypes.byref(array))
         token = int(array.data[array.selected].id)
         ll.llama_sampler_accept(self._chain, token)
         return token

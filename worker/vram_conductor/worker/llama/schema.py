@@ -17,6 +17,9 @@ from vram_conductor.worker.grammar.constraint import Constraint
 from vram_conductor.worker.grammar.schema import ANNOTATIONS, check_schema, target, texts_of
 from vram_conductor.worker.grammar.tokens import TokenTexts
 
+_library: Any = SchemaConverter
+"""Its methods have no annotations."""
+
 _CHAR = BuiltinRule(
     r'[^"\\\x00-\x1F\x7F] | "\\" (["\\/bfnrt] | "u" ([0-9a-cA-CefEF] [0-9a-fA-F]{3} | '
     "[dD] [0-7] [0-9a-fA-F]{2}))",
@@ -36,7 +39,7 @@ def schema_grammar(schema: dict[str, Any]) -> str:
     try:
         converter = _Converter(schema)
         converter.visit(schema, "")
-        return str(converter.format_grammar())  # type: ignore[no-untyped-call]
+        return str(_library.format_grammar(converter))
     except Exception as error:
         # Its assertions are its way to refuse; a schema with very many optional properties
         # exceeds the depth of its recursion.
@@ -63,9 +66,7 @@ class _Converter(SchemaConverter):
     """The library's converter; what is overridden here says why."""
 
     def __init__(self, schema: dict[str, Any]) -> None:
-        super().__init__(  # type: ignore[no-untyped-call]
-            prop_order={}, allow_fetch=False, dotall=False, raw_pattern=False
-        )
+        _library.__init__(self, prop_order={}, allow_fetch=False, dotall=False, raw_pattern=False)
         # A name that no property and no other rule can have.
         self._prefix = "reference"
         texts = list(texts_of(schema))
@@ -98,20 +99,21 @@ class _Converter(SchemaConverter):
         """The rule of a schema. Repetitions as counts, and any value where nothing is said."""
         said = schema.keys() - ANNOTATIONS - {"$id"}
         kind = schema.get("type")
+        nests = isinstance(schema.get("items"), dict)
         if not said:
             content = self._add_primitive("value", PRIMITIVE_RULES["value"])
         elif kind == "string" and said & {"minLength", "maxLength"}:
             char = self._add_primitive("char", PRIMITIVE_RULES["char"])
             least, most = schema.get("minLength", 0), schema.get("maxLength", "")
             content = rf'"\"" {char}{{{least},{most}}} "\"" space'
-        elif "items" in said and isinstance(schema["items"], dict):
+        elif nests:
             item = self.visit(schema["items"], f"{name}{'-' if name else ''}item")
             least, most = schema.get("minItems", 0), schema.get("maxItems")
             content = f'"[" space {_listed(item, least, most)}"]" space'
         else:
-            return str(super().visit(schema, name))  # type: ignore[no-untyped-call]
+            return str(_library.visit(self, schema, name))
         rule_name = f"{name}-" if name in RESERVED_NAMES else name or "root"
-        return str(self._add_rule(rule_name, content))  # type: ignore[no-untyped-call]
+        return str(_library._add_rule(self, rule_name, content))
 
 
 def _listed(item: str, least: int, most: int | None) -> str:

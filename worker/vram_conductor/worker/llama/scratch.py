@@ -108,12 +108,13 @@ def _multiplied(matrix: Matrix) -> bool:
 def _multiplication(matrix: Matrix, size: Dimensions, columns: int, gpu: Gpu) -> tuple[int, bool]:
     """(bytes of the pool, whether cuBLAS does it)."""
     n_in, n_out = matrix.shape[:2]
-    experts = len(matrix.shape) > 2 and matrix.shape[2] > 1
+    n_experts = matrix.shape[2] if len(matrix.shape) > 2 else 1
+    experts = n_experts > 1
     rows = columns * (size.experts_used if experts else 1)
     if matrix.kind in MMQ_TYPES and gpu.compute >= TURING:
         padded = -(-n_in // _ROW_PADDING) * _ROW_PADDING
         quantised = (rows * padded // _Q8_1_VALUES + 128) * _Q8_1_BYTES
-        ids = 3 * 4 * rows + 4 * matrix.shape[2] if experts else 0
+        ids = 3 * 4 * rows + 4 * n_experts if experts else 0
         return quantised + ids + gpu.sm_count * _TILE, False
     if columns <= 8 and not experts:
         return rows * n_in * 2, False

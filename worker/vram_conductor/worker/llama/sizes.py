@@ -98,7 +98,7 @@ def measured_weights(lines: Iterable[str], device_kind: Literal["cuda", "cpu"]) 
 
 def measured_pool(lines: Iterable[str], device_kind: Literal["cuda", "cpu"]) -> PoolSizes:
     """Bytes of the buffers that a real context logged."""
-    sums = dict.fromkeys(("kv", "compute", "recurrent", "output", "weights"), 0)
+    sums: dict[str, int] = dict.fromkeys(("kv", "compute", "recurrent", "output", "weights"), 0)
     for line in parse_buffers(lines):
         if on_device(line.buffer, device_kind):
             sums[line.kind] += _printed(line.bytes, device_kind)

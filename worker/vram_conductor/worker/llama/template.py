@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Sequence, Sized
 from contextlib import contextmanager
 from datetime import datetime
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 
 import jinja2
 from jinja2 import nodes
@@ -96,7 +96,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
 def _extent(value: Any) -> int:
     if isinstance(value, int):
         return abs(value)
-    return len(value) if isinstance(value, str | list | tuple) else 1
+    return len(cast(Sized, value)) if isinstance(value, str | list | tuple) else 1
 
 
 def _bound(size: int) -> None:
@@ -128,9 +128,14 @@ class ChatTemplate:
             environment.filters.pop(name, None)
         environment.filters["tojson"] = _tojson
         environment.filters["indent"] = _indent
-        environment.globals["raise_exception"] = _refuse
-        environment.globals["strftime_now"] = lambda form: now().strftime(form)
-        environment.globals.pop("lipsum", None)
+        names: dict[str, Any] = environment.globals
+        names["raise_exception"] = _refuse
+
+        def formatted(form: str) -> str:
+            return now().strftime(form)
+
+        names["strftime_now"] = formatted
+        names.pop("lipsum", None)
         try:
             self._template = environment.from_string(source)
         except (jinja2.TemplateError, RecursionError, ValueError, OverflowError) as error:

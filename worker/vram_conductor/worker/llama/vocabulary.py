@@ -13,6 +13,7 @@ from vram_conductor.protocol.errors import FailedPrecondition, InvalidArgument
 from vram_conductor.worker.engine import Tokens
 from vram_conductor.worker.grammar.constraint import Constraint
 from vram_conductor.worker.grammar.tokens import TokenTexts
+from vram_conductor.worker.llama.binding import unannotated, vocabulary
 from vram_conductor.worker.llama.deepstack import call_deep
 from vram_conductor.worker.llama.info import metadata
 from vram_conductor.worker.llama.schema import schema_constraint
@@ -57,7 +58,7 @@ class Vocabulary:
         self._ends: dict[int, bool] = {}
         self._pieces: dict[tuple[int, bool], bytes] = {}
         self._texts: TokenTexts | None = None
-        self._vocab = ll.llama_model_get_vocab(model)
+        self._vocab = vocabulary(model)
         kind = ll.llama_vocab_type(self._vocab)
         self._exists = kind != ll.LLAMA_VOCAB_TYPE_NONE
         self._recurses = kind == ll.LLAMA_VOCAB_TYPE_BPE
@@ -122,7 +123,9 @@ class Vocabulary:
             ids: Tokens = np.empty(room, np.int32)
             pointer = ctypes.cast(ids.ctypes.data, ll.llama_token_p)
             count = int(
-                ll.llama_tokenize(self._vocab, data, len(data), pointer, room, False, special)
+                unannotated.llama_tokenize(
+                    self._vocab, data, len(data), pointer, room, False, special
+                )
             )
             if count >= 0:
                 return ids[:count].copy()
@@ -171,12 +174,13 @@ class Vocabulary:
             return known
         if not self._exists or not 0 <= token < self._size:
             return b""
-        count = -_PIECE_BYTES
-        while count < 0:
-            buffer = ctypes.create_string_buffer(-count)
-            count = int(
-                ll.llama_token_to_piece(self._vocab, token, buffer, len(buffer), 0, special)
-            )
+        room = _PIECE_BYTES
+        while True:
+            buffer = ctypes.create_string_buffer(room)
+            count = int(ll.llama_token_to_piece(self._vocab, token, buffer, room, 0, special))
+            if count >= 0:
+                break
+            room = -count
         found = self._pieces[token, special] = buffer.raw[:count]
         return found
 

@@ -68,6 +68,7 @@ class Cuda:
     def __init__(self, ordinal: int = 0) -> None:
         self._cupy = load_cupy()
         self._runtime = self._cupy.cuda.runtime
+        found: dict[str, Any] = {}
         try:
             count = int(self._runtime.getDeviceCount())
             if ordinal < count:
@@ -85,7 +86,7 @@ class Cuda:
             raise FailedPrecondition(
                 "no_device", f"CUDA shows {count} GPUs, and none is number {ordinal}"
             )
-        self.name = found["name"].decode()
+        self.name: str = found["name"].decode()
         self.capability = (int(found["major"]), int(found["minor"]))
         self.multiprocessors = int(found["multiProcessorCount"])
 

@@ -108,7 +108,7 @@ def _six_bits(packed: Bytes) -> tuple[Bytes, Bytes]:
     first, second, nibbles = packed[:, 0:4], packed[:, 4:8], packed[:, 8:12]
     scales = np.hstack((first & 63, (nibbles & 15) | (first >> 6 << 4)))
     offsets = np.hstack((second & 63, (nibbles >> 4) | (second >> 6 << 4)))
-    return scales, offsets
+    return scales.astype(np.uint8, copy=False), offsets.astype(np.uint8, copy=False)
 
 
 def _q6_k(blocks: Bytes) -> Values:

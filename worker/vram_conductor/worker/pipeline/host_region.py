@@ -48,7 +48,11 @@ def _touch(array: NDArray[np.uint8]) -> None:
     pages = array[:: mmap.PAGESIZE]
     with ThreadPoolExecutor(THREADS) as pool:
         # NumPy lets other threads run while it writes.
-        list(pool.map(lambda part: part.fill(0), np.array_split(pages, THREADS)))
+        list(pool.map(_clear, np.array_split(pages, THREADS)))
+
+
+def _clear(part: NDArray[np.uint8]) -> None:
+    part.fill(0)
 
 
 def _short(n_bytes: int, available_bytes: int) -> ResourceExhausted:

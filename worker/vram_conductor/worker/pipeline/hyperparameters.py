@@ -22,6 +22,7 @@ from vram_conductor.worker.pipeline.rope import (
     YARN_BETA_SLOW,
     Rope,
     RopeScaling,
+    Scaling,
     rope_of,
 )
 from vram_conductor.worker.pipeline.tensor_types import Tensor
@@ -250,7 +251,7 @@ def _scaling(metadata: Metadata) -> RopeScaling:
         if metadata.real(f"rope.scaling.yarn_{key}", value) != value:
             raise metadata.unsupported(f"rope.scaling.yarn_{key}", f"another value than {value}")
     name = metadata.scalar("rope.scaling.type", "linear")
-    kind = next((kind for kind in SCALINGS if kind == name), None)
+    kind: Scaling | None = next((kind for kind in SCALINGS if kind == name), None)
     if kind is None:
         raise metadata.unsupported("rope.scaling.type", f"{name!r} (known: {', '.join(SCALINGS)})")
     factor = metadata.real("rope.scaling.factor", 0.0) or metadata.real("rope.scale_linear", 0.0)

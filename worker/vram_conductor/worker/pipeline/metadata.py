@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import cast
 
 from vram_conductor.protocol.errors import InvalidArgument, Unimplemented
 
@@ -33,9 +34,10 @@ class Metadata:
         if value is None:
             raise self.bad(key, "missing")
         if isinstance(value, list) and value:
-            if any(item != value[0] for item in value):
+            each = cast(list[object], value)
+            if any(item != each[0] for item in each):
                 raise self.unsupported(key, "a value that differs from layer to layer")
-            value = value[0]
+            value = each[0]
         if not isinstance(value, Scalar):
             raise self.bad(key, f"{value!r}")
         return value

@@ -145,7 +145,7 @@ def gated(gate: Values, up: Values, activation: Literal["silu", "gelu"]) -> Valu
     if activation == "silu":
         # Where exp overflows, gate / inf is the right limit: 0.
         with np.errstate(over="ignore"):
-            active: Values = gate / (1 + np.exp(-gate))
+            active: Values = np.divide(gate, 1 + np.exp(-gate), dtype=np.float32)
     else:
         inner = np.float32(math.sqrt(2 / math.pi)) * gate * (1 + np.float32(0.044715) * gate**2)
         active = np.float32(0.5) * gate * (1 + np.tanh(inner))

@@ -55,7 +55,7 @@ class Schedule:
         self._at_pass = 0
         # Of streamed units, over all passes.
         self._transferred = 0
-        self._computed = 0
+        self._computed: int = 0
 
     def next_pass(self, ahead: bool = True) -> list[Step]:
         """The next pass, in the order in which the steps are to be put on the streams.

@@ -67,7 +67,7 @@ class _Lane:
         self._timed = timed
         self.spans: list[Span] = []
         self.last: HostMark | None = None
-        self._stream = stream
+        self._stream: Stream = stream
         self._failure = failure
         self._queue: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
         self.thread = threading.Thread(target=self._loop, name=f"pipeline {stream}", daemon=True)

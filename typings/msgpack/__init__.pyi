@@ -1,0 +1,6 @@
+"""What the tests and the minimal client use of msgpack, which has no annotations of its own."""
+
+from typing import Any
+
+def packb(o: object, **options: object) -> bytes: ...
+def unpackb(packed: bytes | bytearray | memoryview, **options: object) -> Any: ...
