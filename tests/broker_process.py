@@ -247,7 +247,7 @@ class RawClient:
         return end
 
 
-def end(process: subprocess.Popen[bytes]) -> None:
+def end(process: subprocess.Popen[Any]) -> None:
     """Kill and wait. Idempotent."""
     process.kill()
     process.wait(WAIT_S)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from scripted_worker import Bench, Client
+from scripted_worker import MIB, Bench, Client
 
 from vram_conductor.broker.events import ClientMessageIn, KeysChanged
 from vram_conductor.broker.permissions import check_quota, held_bytes
 from vram_conductor.protocol import limits
 from vram_conductor.protocol import messages as m
+from vram_conductor.protocol.commands import Budget, Estimate, Load
 from vram_conductor.protocol.errors import Code, OutOfRange, ResourceExhausted
 from vram_conductor.protocol.keys import Quota, Role
 
@@ -118,6 +119,26 @@ def test_a_jobs_number_tells_nothing_of_the_jobs_of_others(bench: Bench) -> None
         client.send(m.Status(rid=rid))
         jobs = [(job["principal"], job["job"]) for job in client.ok(rid)["jobs"]]
         assert (sorted(jobs) if client is alice else len(set(jobs))) == expected
+
+
+def test_nobody_cancels_what_another_waits_for(bench: Bench) -> None:
+    """A REGISTER and a LEASE under way, by their rids."""
+    alice, bob = Keyed(bench, "k1", "alice"), Keyed(bench, "k2", "bob")
+    for worker in bench.workers.values():
+        worker.auto.clear()  # nothing is answered before the test says so
+    register, lease = alice.register("coder"), bench.rid()
+    alice.send(m.Lease(rid=lease, name="gpu", lease_bytes=MIB))
+    for rid in (register, lease):
+        bob.send(m.Cancel(rid=rid))
+        assert bob.error(rid).reason == "unknown_rid"
+        assert not alice.got(rid, m.Error)
+    (worker,) = bench.workers.values()
+    worker.auto = {Estimate, Load, Budget}
+    for command in list(worker.held):
+        worker.answer(command)
+    assert alice.ok(register)["agent"] == "coder"
+    alice.send(m.Cancel(rid=lease))
+    assert alice.error(lease).reason == "cancelled"
 
 
 def test_agents_on_their_way_count(bench: Bench) -> None:

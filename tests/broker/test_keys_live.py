@@ -130,6 +130,18 @@ def test_without_a_key_the_client_is_told_that_it_needs_one(broker: KeyedBroker)
     assert took_s < QUICK_S
 
 
+def test_a_revoked_key_is_refused_like_an_unknown_one(broker: KeyedBroker) -> None:
+    path = broker.keys.new("alice")
+    until_in(broker, path).close()
+    seen = broker.log.count("broker.keys_changed")
+    broker.keys.revoke("alice")
+    until(lambda: broker.log.count("broker.keys_changed") > seen, "the broker has seen it")
+    error, took_s = broker.refusal(path, 30.0)
+    assert isinstance(error, Unauthenticated)
+    assert error.reason == "key_refused"
+    assert took_s < QUICK_S
+
+
 def test_another_brokers_key_is_told_within_the_deadline(broker: KeyedBroker) -> None:
     """The broker cannot read a word of it, so it cannot say why it closes the connection."""
     path = broker.keys.stranger("lost", broker=new_pair().public)
