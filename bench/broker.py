@@ -108,7 +108,7 @@ class Client:
 
 
 @contextmanager
-def process(*command: str, **how: Any) -> Generator[subprocess.Popen[bytes]]:
+def process(*command: str, **how: Any) -> Generator[subprocess.Popen[Any]]:
     """A child that is gone afterwards."""
     child = subprocess.Popen([sys.executable, *command], **how)
     try:

@@ -30,6 +30,7 @@ def measure(rounds: int) -> dict[str, object]:
             file.truncate(FILE_BYTES)
         device = StageDevice(capacity_bytes=CAPACITY_BYTES)
         took: list[float] = []
+        reason = text = ""
         with Stage([device]) as stage, Conductor(stage.endpoint) as conductor:
             for index in range(rounds):
                 began = time.perf_counter()

@@ -162,6 +162,8 @@ class EchoWorker:
             case Drain():
                 self.draining = message
                 self.leave_at_ns = time.monotonic_ns() + message.drain_ms * 1_000_000
+            case _:
+                pass
 
     def leave(self, command: Drain) -> None:
         """What still runs is stopped; then good-bye."""

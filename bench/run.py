@@ -14,6 +14,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from vram_conductor.protocol.plain import is_list
+
 HERE = Path(__file__).resolve().parent
 OUT = HERE.parent / "docs" / "bench.json"
 BENCHES = ("ledger", "deny", "broker", "throughput", "switch")
@@ -24,7 +26,7 @@ def run(name: str) -> list[dict[str, Any]]:
     command = [sys.executable, str(HERE / f"{name}.py"), "--json"]
     result = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     value = json.loads(result.stdout)
-    return value if isinstance(value, list) else [value]
+    return value if is_list(value) else [value]
 
 
 def processor() -> str:

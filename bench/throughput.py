@@ -14,6 +14,7 @@ import json
 import statistics
 import time
 from pathlib import Path
+from typing import Any
 
 from llama_cpp import llama_cpp as ll
 from texts import token_ids
@@ -33,19 +34,20 @@ class BareLoop:
 
     def __init__(self, path: Path, threads: int) -> None:
         # The callback object must outlive the calls; llama.cpp keeps only its address.
-        self._quiet = ll.llama_log_callback(lambda level, text, data: None)
+        self._quiet = ll.llama_log_callback(_say_nothing)
         ll.llama_log_set(self._quiet, ctypes.c_void_p(0))
         ll.llama_backend_init()
         params = ll.llama_model_default_params()
         params.load_mode = ll.LLAMA_LOAD_MODE_NONE
-        self._model = ll.llama_model_load_from_file(str(path).encode(), params)
+        self._model: Any = ll.llama_model_load_from_file(str(path).encode(), params)
         context = ll.llama_context_default_params()
         context.n_ctx, context.n_batch, context.n_ubatch = N_CTX, 64, 64
         context.n_threads = context.n_threads_batch = threads
         context.n_outputs_max = 1
-        self._context = ll.llama_init_from_model(self._model, context)
-        self._memory = ll.llama_get_memory(self._context)
-        self.n_vocab = ll.llama_vocab_n_tokens(ll.llama_model_get_vocab(self._model))
+        self._context: Any = ll.llama_init_from_model(self._model, context)
+        self._memory: Any = ll.llama_get_memory(self._context)
+        vocab: Any = ll.llama_model_get_vocab(self._model)
+        self.n_vocab = ll.llama_vocab_n_tokens(vocab)
 
     def run(self, prompt: list[int], count: int) -> tuple[float, list[int]]:
         """Tokens per second after the first token, and the tokens."""
@@ -64,6 +66,10 @@ class BareLoop:
         took = time.perf_counter() - began
         ll.llama_sampler_free(sampler)
         return (count - 1) / took, out
+
+
+def _say_nothing(level: int, text: bytes, data: Any) -> None:
+    pass
 
 
 def through_product(conductor: Conductor, prompt: list[int], count: int) -> tuple[float, list[int]]:

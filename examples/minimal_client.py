@@ -17,7 +17,7 @@ PREAMBLE, HEARTBEAT_S, SILENCE_S = b"VMC\x01", 2, 10
 
 class Client:
     def __init__(self, endpoint: str) -> None:
-        self.socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
+        self.socket = zmq.Context().socket(zmq.DEALER)
         self.socket.setsockopt(zmq.LINGER, 500)
         self.socket.connect(endpoint)
         self.heard = self.sent = time.monotonic()
@@ -55,6 +55,6 @@ for message in client.answers(rid):
     if message["t"] == "TOKENS":
         print(message["text"], end="", flush=True)
     elif message["t"] == "DONE":
+        print(f"\n{message['usage']}")
         break
 client.send("BYE")
-print(f"\n{message['usage']}")

@@ -49,7 +49,8 @@ class AsyncLease:
     async def renew(self) -> LeaseStatus:
         """Ask for it, or for as much time again; see ``Lease.renew``."""
         try:
-            info = await self._conductor._lease(self._renewal.message(), self._renewal.answer_ms)
+            ask = self._conductor._lease  # pyright: ignore[reportPrivateUsage] - a part of it
+            info = await ask(self._renewal.message(), self._renewal.answer_ms)
         except ConductorError as error:
             self.error = error
             raise

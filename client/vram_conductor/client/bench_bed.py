@@ -152,7 +152,7 @@ class Bed:
 
     def start(self, agent: str, tokens: Sequence[int], **options: Any) -> Reply:
         """A greedy job that appends."""
-        given = {"continue_": True, "temperature": 0, "return_ids": True, **options}
+        given: dict[str, Any] = {"continue_": True, "temperature": 0, "return_ids": True, **options}
         given.setdefault("timeout_ms", round(1000 * TURN_S))
         return self.conductor.decode(agent, tokens=list(tokens), **given)
 

@@ -17,7 +17,7 @@ _LANES = {
 }
 """Where each stream's bars are, from the bottom."""
 
-_SHADES = {"transfer": (PLAIN, PALE), "compute": (GOOD, "#9cc9ae")}
+_SHADES: dict[str, Sequence[str]] = {"transfer": (PLAIN, PALE), "compute": (GOOD, "#9cc9ae")}
 """Of layers next to each other."""
 
 _NUMBERED_MAX = 32

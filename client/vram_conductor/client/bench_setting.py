@@ -28,6 +28,7 @@ from vram_conductor.protocol.errors import (
     NotFound,
     error_from_info,
 )
+from vram_conductor.protocol.plain import is_map
 from vram_conductor.protocol.values import DeviceKind
 
 CHILD_S = 300.0
@@ -196,7 +197,7 @@ def ask_worker(
         ) from None
     try:
         value = msgspec.json.decode(answer)
-        error = value.get("error") if isinstance(value, dict) else None
+        error = value.get("error") if is_map(value) else None
         info = None if error is None else msgspec.convert(error, ErrorInfo)
     except msgspec.DecodeError:
         raise _silent(arguments[0], code, said) from None

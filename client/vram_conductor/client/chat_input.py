@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -99,7 +100,7 @@ class ChatInput:
 def _typed_line() -> Callable[[str], str]:
     """``input``, with editing and the lines before where the library is there."""
     with contextlib.suppress(ImportError):
-        import readline  # noqa: F401 - input() uses it once it is imported
+        importlib.import_module("readline")  # input() uses it from now on
     return input
 
 

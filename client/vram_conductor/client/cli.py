@@ -18,6 +18,7 @@ from vram_conductor.client import (
     cli_conversations,
     cli_decode,
     cli_demo,
+    cli_drain,
     cli_keys,
     cli_lease,
     cli_models,
@@ -67,7 +68,8 @@ class StrictParser(argparse.ArgumentParser):
     """Flags in full only: a script that says ``--js`` would break when ``--jsonl`` comes."""
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(**{"allow_abbrev": False, **options})
+        given: dict[str, Any] = {"allow_abbrev": False, **options}
+        super().__init__(**given)
 
     def error(self, message: str) -> NoReturn:
         """One line of usage, of the command that was meant: what it cannot do without."""
@@ -80,12 +82,18 @@ class StrictParser(argparse.ArgumentParser):
         text = f"{usage}  (flags: {self.prog} --help)\n{self.prog}: error: {message}\n"
         self.exit(EXIT_USAGE, text)
 
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+    def parse_known_args(  # pyright: ignore[reportIncompatibleMethodOverride] - of its overloads
+        self, args: Any = None, namespace: Any = None
+    ) -> Any:
         """Argparse lets the topmost parser complain of what the command's own does not know."""
         found, rest = super().parse_known_args(args, namespace)
         if rest:
             self.error(f"unrecognized arguments: {' '.join(rest)}")
         return found, rest
+
+
+def _formatter(prog: str) -> argparse.HelpFormatter:
+    return argparse.RawDescriptionHelpFormatter(prog, max_help_position=16)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -94,9 +102,7 @@ def parser() -> argparse.ArgumentParser:
         prog="conductor",
         description="Run many LLM agents on one device that cannot hold them all.",
         epilog=_EPILOG,
-        formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(
-            prog, max_help_position=16
-        ),
+        formatter_class=_formatter,
     )
     top.add_argument("--version", action="version", version=f"conductor {_version()}")
     _add_common(top, json=False, config=None)
@@ -110,6 +116,7 @@ def parser() -> argparse.ArgumentParser:
         cli_decode,
         cli_conversations,
         cli_lease,
+        cli_drain,
         cli_keys,
         cli_models,
         doctor,

@@ -7,7 +7,7 @@ import contextlib
 import os
 import threading
 import time
-from typing import Any
+from typing import Any, cast
 
 from vram_conductor.client.board import render
 from vram_conductor.client.board_agents import render_agents
@@ -187,7 +187,7 @@ def _list(args: argparse.Namespace, output: Output) -> int:
 
 def _register(args: argparse.Namespace, output: Output) -> int:
     names = ["n_ctx", "device", "kv_type", "slots", "priority", "ttl_s", "linger_s", *SAMPLING]
-    options: RegisterOptions = given(args, names)  # type: ignore[assignment]
+    options = cast(RegisterOptions, given(args, names))
     if args.ephemeral:
         options["ephemeral"] = True
     with connect(args) as conductor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from typing import Any, cast
 
 from vram_conductor.client.chat import Chat, ChatOptions
 from vram_conductor.client.chat_input import ChatInput
@@ -80,7 +80,7 @@ def _chat(args: argparse.Namespace, output: Output) -> int:
     if args.raw and args.system:
         raise InvalidArgument("bad_flags", "--system needs the chat template: leave out --raw")
     decode: DecodeOptions = {"stop": args.stop}
-    decode.update(given(args, ["max_tokens", *SAMPLING]))  # type: ignore[typeddict-item]
+    decode.update(cast(DecodeOptions, given(args, ["max_tokens", *SAMPLING])))
     options = ChatOptions(decode, args.conversation, args.system, args.raw, args.receipt)
     with connect(args) as conductor:
         Chat(conductor, conductor.agent(args.agent), options, output, ChatInput()).run()

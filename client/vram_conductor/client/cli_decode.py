@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from vram_conductor.client.agent import Agent
 from vram_conductor.client.cli_agents import SAMPLING, add_sampling, connect, given, talking
@@ -78,7 +78,7 @@ def _run(args: argparse.Namespace, output: Output) -> int:
         raise InvalidArgument("empty_input", "TEXT is empty: there is nothing to say")
     names = ["max_tokens", "queue_ms", "timeout_ms", "priority", "expect_version", *SAMPLING]
     options: DecodeOptions = {"conversation": args.conversation, "stop": args.stop}
-    options.update(given(args, names))  # type: ignore[typeddict-item]
+    options.update(cast(DecodeOptions, given(args, names)))
     options.update(structure(args.grammar, args.json_schema))
     with connect(args) as conductor:
         reply = _ask(conductor.agent(args.agent), args, text, options)

@@ -52,7 +52,11 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         single = commands.add_parser(
             part, help=f"start one {part}, with flags of its own (see --help)"
         )
-        single.set_defaults(run=lambda args, output: become(args.command, []))
+        single.set_defaults(run=_part)
+
+
+def _part(args: argparse.Namespace, output: Output) -> NoReturn:
+    become(args.command, [])
 
 
 def become(part: str, flags: Sequence[str]) -> NoReturn:

@@ -6,6 +6,7 @@ from typing import Any
 
 from vram_conductor.client.text import duration
 from vram_conductor.protocol.errors import ConductorError, LedgerDeny
+from vram_conductor.protocol.plain import is_list, is_map
 
 
 def explain(error: ConductorError, command: str = "") -> list[str]:
@@ -43,7 +44,8 @@ def _hint(reason: str, details: dict[str, Any], command: str) -> str:
             return "forget the conversation: conductor reset AGENT"
         case "worker_missing":
             return "see: conductor doctor"
-    return ""
+        case _:
+            return ""
 
 
 def _given(name: str, value: Any) -> str:
@@ -55,11 +57,11 @@ def _given(name: str, value: Any) -> str:
 
 def _differences(details: dict[str, Any]) -> str:
     given = details.get("differences")
-    if not isinstance(given, dict):
+    if not is_map(given):
         return ""
     pairs = [
         f"{name} is {_given(name, value[0])}, not {_given(name, value[1])}"
         for name, value in given.items()
-        if isinstance(value, list) and len(value) == 2
+        if is_list(value) and len(value) == 2
     ]
     return f"{', '.join(pairs)}; " if pairs else ""

@@ -183,8 +183,9 @@ def what_fits(config: Config, host: dict[str, Any]) -> list[dict[str, Any]]:
     fits: list[dict[str, object]] = []
     for device, capacity in devices(config, host) if here else []:
         for answer in estimates([Path(path) for path in here], FIT_N_CTX, fit_bytes=capacity):
-            row = {"device": device, "capacity_bytes": capacity, "model": here[answer["path"]]}
-            info = answer.get("info") or {}
+            row: dict[str, object] = {"device": device, "capacity_bytes": capacity}
+            row["model"] = here[answer["path"]]
+            info: dict[str, Any] = answer.get("info") or {}
             row["n_ctx_train"] = info.get("n_ctx_train")
             fits.append(row | {k: v for k, v in answer.items() if k not in ("path", "info")})
     return fits

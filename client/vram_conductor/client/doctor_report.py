@@ -70,7 +70,8 @@ def sleep_findings(config: Config, host: dict[str, Any]) -> list[Finding]:
     found: list[Finding] = []
     managed = {device.id: device for device in config.device if device.managed}
     for gpu in host["gpus"]:
-        name, here = gpu["device"], host.get("sleep") or {}
+        name = gpu["device"]
+        here: dict[str, Any] = host.get("sleep") or {}
         device = managed.get(name)
         if config.device and device is None:
             continue

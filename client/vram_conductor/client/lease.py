@@ -55,7 +55,8 @@ class Lease:
             Unavailable: nobody answers.
         """
         try:
-            self.info = self._conductor._lease(self._renewal.message(), self._renewal.answer_ms)
+            ask = self._conductor._lease  # pyright: ignore[reportPrivateUsage] - a part of it
+            self.info = ask(self._renewal.message(), self._renewal.answer_ms)
         except ConductorError as error:
             self.error = error
             raise

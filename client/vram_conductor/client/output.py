@@ -7,7 +7,8 @@ import dataclasses
 import shutil
 import sys
 from dataclasses import fields
-from typing import Any
+from io import TextIOWrapper
+from typing import Any, cast
 
 import msgspec
 
@@ -15,6 +16,7 @@ from vram_conductor.client.complaint import explain
 from vram_conductor.client.live_line import LiveLine, Waiting
 from vram_conductor.client.text import printable, size
 from vram_conductor.protocol.errors import ConductorError
+from vram_conductor.protocol.plain import is_array, is_map
 
 
 class Output:
@@ -35,7 +37,7 @@ class Output:
         for stream in (sys.stdout, sys.stderr):
             # A terminal that cannot show a character gets a question mark, not a traceback.
             with contextlib.suppress(AttributeError, ValueError):
-                stream.reconfigure(errors="replace")  # type: ignore[union-attr]
+                cast(TextIOWrapper, stream).reconfigure(errors="replace")
 
     def value(self, value: Any, *, indent: int = 2) -> None:
         """A result for programs (written only with ``--json``); ``indent`` 0: on one line."""
@@ -115,8 +117,8 @@ def _whole(value: Any) -> Any:
         return {name: _whole(getattr(value, name)) for name in value.__struct_fields__}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: _whole(getattr(value, field.name)) for field in fields(value)}
-    if isinstance(value, dict):
+    if is_map(value):
         return {key: _whole(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
+    if is_array(value):
         return [_whole(item) for item in value]
     return msgspec.to_builtins(value)

@@ -4,7 +4,7 @@ sent, so that a mistake raises the same typed error here that the broker would a
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, TypedDict, TypeVar, Unpack
+from typing import Any, Protocol, TypedDict, TypeVar, Unpack, cast
 
 import msgspec
 
@@ -15,6 +15,7 @@ from vram_conductor.protocol.config import parse_bytes
 from vram_conductor.protocol.conversations import Fork, History
 from vram_conductor.protocol.errors import InvalidArgument, OutOfRange
 from vram_conductor.protocol.messages import Decode, Lease, Register, Reset, Unregister
+from vram_conductor.protocol.plain import is_mapping, is_sequence
 from vram_conductor.protocol.validate import check
 from vram_conductor.protocol.values import KVType, Message, Overflow
 
@@ -187,7 +188,7 @@ def build_decode(
     fields = _split(options, DecodeOptions, "decode")
     if isinstance(fields.get("stop"), str):
         fields["stop"] = [fields["stop"]]
-    if isinstance(bias := fields.get("logit_bias"), Mapping):
+    if is_mapping(bias := fields.get("logit_bias")):
         fields["logit_bias"] = list(bias.items())
     if fields.get("window") == 0:
         raise InvalidArgument(
@@ -230,7 +231,8 @@ def checked_timeout_ms(field: str, seconds: float) -> int:
         InvalidArgument: ``bad_value``: not a number above 0.
         OutOfRange: ``limit_exceeded``.
     """
-    number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+    number = isinstance(seconds, int | float)  # pyright: ignore[reportUnnecessaryIsInstance]
+    number = number and not isinstance(seconds, bool)  # callers need not be typed
     if not number or not seconds > 0:
         raise InvalidArgument(
             "bad_value", f"{field} must be above 0 (it is {seconds!r})", field=field
@@ -291,7 +293,7 @@ def _build(message_type: Callable[..., R], fields: dict[str, Any]) -> R:
 def _plain(value: Any) -> Any:
     """Sequences of any kind as lists; numpy's and the like by their ``tolist``."""
     if isinstance(value, str | bytes | int | float | dict):
-        return value
+        return cast(Any, value)
     if hasattr(value, "tolist"):
         return value.tolist()
-    return list(value) if isinstance(value, Sequence) else value
+    return list(value) if is_sequence(value) else value

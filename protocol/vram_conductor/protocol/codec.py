@@ -19,6 +19,7 @@ from vram_conductor.protocol.errors import (
     OutOfRange,
     Unimplemented,
 )
+from vram_conductor.protocol.plain import is_map
 
 M = TypeVar("M")
 
@@ -147,7 +148,7 @@ def _check_plain(value: dict[str, Any]) -> None:
     for _ in range(limits.NESTING_MAX):
         deeper: list[Any] = []
         for container in level:
-            if type(container) is dict:
+            if is_map(container):
                 if not all(type(key) is str for key in container):
                     raise _bad_message("map keys are strings")
                 deeper.extend(container.values())

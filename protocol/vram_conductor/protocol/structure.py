@@ -13,6 +13,7 @@ import msgspec
 from vram_conductor.protocol import limits
 from vram_conductor.protocol.check import check_size, check_text
 from vram_conductor.protocol.errors import InvalidArgument, OutOfRange, Unimplemented
+from vram_conductor.protocol.plain import is_list, is_map
 
 FEATURE = "structured_output"
 """In WELCOME.features and READY.features: whoever lacks it would answer as if nothing was asked."""
@@ -47,11 +48,11 @@ def _check_plain(schema: dict[str, Any]) -> None:
     for _ in range(limits.SCHEMA_NESTING_MAX):
         deeper: list[Any] = []
         for item in level:
-            if type(item) is dict:
+            if type(item) is dict and is_map(item):
                 if not all(type(key) is str for key in item):
                     raise _not_json("a name is not a text")
                 deeper.extend(item.values())
-            elif type(item) is list:
+            elif type(item) is list and is_list(item):
                 deeper.extend(item)
             elif type(item) is float and not math.isfinite(item):
                 raise _not_json("a number is not finite")

@@ -38,7 +38,7 @@ class Pool:
     def __init__(self, key: str, model: str, kv_type: KVType) -> None:
         self.key = key
         self.model = model
-        self.kv_type = kv_type
+        self.kv_type: KVType = kv_type
         self.bytes = 0
         self._cells: Multiset[int] = Multiset()
         self._slots: Multiset[int] = Multiset()

@@ -10,8 +10,10 @@ import json
 import re
 import sys
 import time
-from collections.abc import Callable
-from typing import Any, Literal, TextIO
+from collections.abc import Callable, Iterable
+from typing import Any, Literal, TextIO, cast
+
+from vram_conductor.protocol.plain import is_map
 
 Level = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["text", "json"]
@@ -90,10 +92,11 @@ def _clean(name: str, value: Any) -> Any:
     if name in SECRET:
         return f"<{len(value)} withheld>" if hasattr(value, "__len__") else "<withheld>"
     if isinstance(value, bytes | bytearray | memoryview):
-        return bytes(value).hex() if len(value) <= 16 else f"<{len(value)} bytes>"
-    if isinstance(value, dict):
+        data = cast(bytes, value)
+        return bytes(data).hex() if len(data) <= 16 else f"<{len(data)} bytes>"
+    if is_map(value):
         return {str(key): _clean(str(key), item) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
-        return [_clean("", item) for item in value]
+        return [_clean("", item) for item in cast(Iterable[Any], value)]
     text = str(value)
     return text if len(text) <= VALUE_CHARS_MAX else f"{text[:VALUE_CHARS_MAX]}…"

@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 from types import FrameType, TracebackType
+from typing import Any
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -27,7 +28,7 @@ class Stop:
         self._wake_r.setblocking(False)
         self._wake_w.setblocking(False)
         self._pending: list[str] = []
-        self._previous: dict[int, object] = {}
+        self._previous: dict[int, Any] = {}
         self._previous_fd = -1
 
     @property
@@ -73,7 +74,7 @@ class Stop:
     ) -> None:
         if self._previous:
             for number, handler in self._previous.items():
-                signal.signal(number, handler)  # type: ignore[arg-type]
+                signal.signal(number, handler)
             signal.set_wakeup_fd(self._previous_fd)
         self._wake_r.close()
         self._wake_w.close()

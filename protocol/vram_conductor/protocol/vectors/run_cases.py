@@ -14,7 +14,7 @@ Cases = dict[str, tuple[msgspec.Struct, list[bytes]]]
 
 def runs(epoch: int, conversation: ConversationKey, raw: bytes) -> Cases:
     """Every shape of RUN."""
-    return {
+    found: Cases = {
         "run": (
             Run(
                 broker_epoch=epoch,
@@ -60,4 +60,5 @@ def runs(epoch: int, conversation: ConversationKey, raw: bytes) -> Cases:
             ),
             [b""],
         ),
-    } | structure_cases.commands(epoch)
+    }
+    return found | structure_cases.commands(epoch)

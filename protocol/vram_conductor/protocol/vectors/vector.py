@@ -15,6 +15,7 @@ import msgspec
 
 from vram_conductor.protocol import codec, validate
 from vram_conductor.protocol.errors import ConductorError
+from vram_conductor.protocol.plain import is_array, is_list, is_map
 
 Direction = Literal["client_to_broker", "broker_to_client", "broker_to_worker", "worker_to_broker"]
 
@@ -81,22 +82,22 @@ def plain(value: Any) -> Any:
         return {"$bytes": value.hex()}
     if isinstance(value, float) and not math.isfinite(value):
         return {"$float": str(value)}
-    if isinstance(value, dict):
+    if is_map(value):
         return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
+    if is_array(value):
         return [plain(item) for item in value]
     return value
 
 
 def unplain(value: Any) -> Any:
     """The msgpack value that ``plain`` made this of."""
-    if isinstance(value, dict):
+    if is_map(value):
         if value.keys() == {"$bytes"}:
             return bytes.fromhex(value["$bytes"])
         if value.keys() == {"$float"}:
             return float(value["$float"])
         return {key: unplain(item) for key, item in value.items()}
-    if isinstance(value, list):
+    if is_list(value):
         return [unplain(item) for item in value]
     return value
 
