@@ -48,11 +48,11 @@ def _check_plain(schema: dict[str, Any]) -> None:
     for _ in range(limits.SCHEMA_NESTING_MAX):
         deeper: list[Any] = []
         for item in level:
-            if type(item) is dict and is_map(item):
+            if is_map(item) and type(item) is dict:
                 if not all(type(key) is str for key in item):
                     raise _not_json("a name is not a text")
                 deeper.extend(item.values())
-            elif type(item) is list and is_list(item):
+            elif is_list(item) and type(item) is list:
                 deeper.extend(item)
             elif type(item) is float and not math.isfinite(item):
                 raise _not_json("a number is not finite")
