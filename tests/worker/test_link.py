@@ -27,14 +27,8 @@ from vram_conductor.protocol.commands import (
 from vram_conductor.protocol.errors import Code, ErrorInfo, InvalidArgument
 from vram_conductor.protocol.sockets import HWM
 from vram_conductor.protocol.values import DeviceInfo, Memory, Usage
-from vram_conductor.worker.link import (
-    Arrived,
-    Inbound,
-    Link,
-    ReadyWanted,
-    Refused,
-    SessionLost,
-)
+from vram_conductor.worker.inbound import Arrived, Inbound, ReadyWanted, Refused, SessionLost
+from vram_conductor.worker.link import Link
 
 PATIENCE_S = 20.0
 

@@ -61,7 +61,7 @@ def residency(seq: int, epoch: int = 5) -> Residency:
 
 def opened(epoch: int = 5) -> Session:
     session = Session(0)
-    session.said_ready(0)
+    session.said_ready(ready(), 0)
     assert session.receive(welcome(epoch), 0) is Verdict.OPENED
     return session
 
@@ -69,7 +69,7 @@ def opened(epoch: int = 5) -> Session:
 def test_ready_is_said_and_repeated_until_welcomed() -> None:
     session = Session(0)
     assert session.ready_due(0)
-    session.said_ready(0)
+    session.said_ready(ready(), 0)
     assert not session.ready_due(READY_AGAIN_MS * MS - 1)
     assert session.ready_due(READY_AGAIN_MS * MS)
     assert not session.is_open
@@ -89,7 +89,7 @@ def test_commands_of_another_epoch_are_dropped() -> None:
 
 def test_commands_before_the_welcome_are_dropped() -> None:
     session = Session(0)
-    session.said_ready(0)
+    session.said_ready(ready(), 0)
     assert session.receive(Budget(broker_epoch=5, op=1, budget_bytes=1), 0) is Verdict.DROP
 
 
@@ -99,7 +99,7 @@ def test_replies_of_another_epoch_do_not_leave() -> None:
     assert not session.may_send(tokens(1, "x", epoch=4))
     assert session.may_send(residency(1))
     assert not session.may_send(residency(1, epoch=4))
-    session.lose(0)
+    session.lose()
     assert not session.may_send(tokens(1, "x"))
     assert not session.may_send(WorkerPing(n=1, steps=1))
     assert session.may_send(ready())
@@ -111,7 +111,7 @@ def test_no_session_asks_for_ready_once() -> None:
     assert session.receive(NoSession(), 0) is Verdict.LOST
     assert not session.is_open
     assert session.ready_due(0)
-    session.said_ready(0)
+    session.said_ready(ready(), 0)
     assert session.receive(NoSession(), 1) is Verdict.DROP, "an answer to an older ping"
     assert session.receive(welcome(5), 2) is Verdict.OPENED
 
@@ -130,8 +130,8 @@ def test_silence_is_death_after_three_heartbeats_and_pings_ask_before() -> None:
     assert not session.dead(200 * MS)
     assert not session.dead(299 * MS)
     assert session.dead(301 * MS)
-    assert session.lose(301 * MS)
-    assert not session.lose(301 * MS), "only once"
+    assert session.lose()
+    assert not session.lose(), "only once"
     assert not session.dead(400 * MS)
     assert not session.ping_due(900 * MS)
 

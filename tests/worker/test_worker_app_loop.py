@@ -44,7 +44,7 @@ from vram_conductor.worker.exits import EXIT_TEMPORARY
 from vram_conductor.worker.identity import Identity
 from vram_conductor.worker.kvstore import KVStore
 from vram_conductor.worker.lane import InlineLanes, Lanes, ThreadLanes
-from vram_conductor.worker.link import Arrived, ReadyWanted, Refused, SessionLost
+from vram_conductor.worker.inbound import Arrived, ReadyWanted, Refused, SessionLost
 from vram_conductor.worker.loop import EngineLoop, Inbox, Stop, Wake
 from vram_conductor.worker.outbox import Sent
 from vram_conductor.worker.resolver import Resolver

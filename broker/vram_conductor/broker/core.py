@@ -116,8 +116,8 @@ class Core:
         state.now_ns = max(state.now_ns, now_ns)
         state.effects = []
         match event:
-            case WorkerMessageIn(peer=peer, message=command, raw=raw, devices=devices):
-                self._workers.message(peer, command, raw, devices)
+            case WorkerMessageIn():
+                self._workers.message(event)
             case ClientMessageIn():
                 self._clients.message(event)
             case Tick():
@@ -133,8 +133,8 @@ class Core:
                     self._delivery.flow(session, behind=behind)
             case WorkerBad(peer=peer, error=error):
                 state.log("error", "bad_worker_message", reason=error.reason)
-            case WorkerGone(peer=peer):
-                self._workers.gone(peer)
+            case WorkerGone(peer=peer, dead=dead):
+                self._workers.gone(peer, dead=dead)
             case Shutdown(drain_ms=drain_ms):
                 self._drainage.start(drain_ms)
             case KeysChanged(quotas=quotas, keys=keys):

@@ -65,12 +65,13 @@ class ClientFlow:
 @dataclass(frozen=True, slots=True)
 class WorkerMessageIn:
     """A well-formed message of a worker; ``raw`` are the buffers behind the map. ``devices``: those
-    that its key is for; none named: any."""
+    that its key is for; none named: any. ``key``: its public half; empty where it needs none."""
 
     peer: bytes
     message: FromWorker
     raw: list[bytes]
     devices: tuple[str, ...] = ()
+    key: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +84,11 @@ class WorkerBad:
 
 @dataclass(frozen=True, slots=True)
 class WorkerGone:
-    """The connection is lost, or the worker did not read and was given up."""
+    """The connection is lost, or the worker did not read and was given up. ``dead``: its process
+    has ended."""
 
     peer: bytes
+    dead: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ from vram_conductor.protocol.replies import (
     Ready,
     Reply,
     Residency,
+    Resume,
     RunDone,
     RunTokens,
     Started,
@@ -63,6 +64,8 @@ __all__ = [
     "Ready",
     "Reply",
     "Residency",
+    "Resume",
+    "Resumed",
     "Run",
     "RunDone",
     "RunTokens",
@@ -79,7 +82,7 @@ __all__ = [
 
 
 class Command(Base, frozen=True, kw_only=True):
-    """A command; ``op`` is unique within ``broker_epoch``."""
+    """A command; ``op`` is unique within ``broker_epoch``, and grows."""
 
     broker_epoch: int
     op: int
@@ -87,12 +90,21 @@ class Command(Base, frozen=True, kw_only=True):
 
 class WorkerWelcome(Base, frozen=True, kw_only=True, tag="W_WELCOME"):
     """Answer to READY. ``conversations`` lists what the broker still knows: every other parked
-    state on this worker is an orphan and is deleted."""
+    state on this worker is an orphan and is deleted. ``resume_ms``: a session that loses its
+    connection can be resumed for so long; 0: not at all."""
 
     v: tuple[int, int]
     broker_epoch: int
     heartbeat_ms: int
     conversations: list[ConversationKey] = []
+    resume_ms: int = 0
+
+
+class Resumed(Base, frozen=True, kw_only=True, tag="W_RESUMED"):
+    """Answer to W_RESUME: the session goes on. ``order``: of the last reply or report that has
+    arrived; later ones are to be sent again."""
+
+    order: int
 
 
 class Estimate(Command, frozen=True, kw_only=True, tag="ESTIMATE"):
@@ -214,7 +226,10 @@ class Drain(Command, frozen=True, kw_only=True, tag="DRAIN"):
 
 
 class WorkerPong(Base, frozen=True, kw_only=True, tag="W_PONG"):
+    """Answer to W_PING; with ``n`` 0 of the broker's own accord. ``order`` as in W_RESUMED."""
+
     n: int = 0
+    order: int = 0
 
 
 class NoSession(Base, frozen=True, kw_only=True, tag="W_NO_SESSION"):
@@ -229,6 +244,7 @@ class WorkerRefused(Base, frozen=True, kw_only=True, tag="W_REFUSED"):
 
 ToWorker = (
     WorkerWelcome
+    | Resumed
     | Estimate
     | Load
     | Unload

@@ -30,6 +30,8 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     Attributes:
         orphan_ms: how long a running job outlives its lost session. None: ORPHAN_MS where the
             client may come back, and not at all where its process is known to have ended (ipc).
+        resume_ms: how long a worker that lost its connection is waited for, with what it was
+            doing; 0: not at all.
         worker_wait_ms: how long REGISTER waits for a device whose worker is away; 0: not at all.
         lease_wait_ms: how long a lease may wait until agents have made room for it.
         keys_dir: folder of the keys; empty: ``keys`` in the state folder. Where there are keys,
@@ -49,6 +51,7 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     queued_jobs_per_agent_max: int = limits.QUEUED_JOBS_PER_AGENT_MAX
     result_keep_ms: int = limits.RESULT_KEEP_MS
     orphan_ms: int | None = None
+    resume_ms: int = limits.RESUME_MS
     heartbeat_ms: int = limits.HEARTBEAT_MS
     worker_wait_ms: int = 15_000
     lease_wait_ms: int = 30_000

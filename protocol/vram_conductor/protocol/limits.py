@@ -106,6 +106,9 @@ RESULT_KEEP_MS = 300_000
 ORPHAN_MS = 10_000
 """How long a running stream outlives its lost session, where the client may come back."""
 
+RESUME_MS = 10_000
+"""How long a worker that lost its connection is waited for, with what it was doing."""
+
 HEARTBEAT_MS = 2_000
 MISSED_HEARTBEATS_MAX = 3
 HELLO_TIMEOUT_MS = 5_000

@@ -66,11 +66,13 @@ class Ready(Base, frozen=True, kw_only=True, tag="READY"):
 
 
 class Reply(Base, frozen=True, kw_only=True):
-    """Echo of a command's identity."""
+    """Echo of a command's identity. ``order`` counts replies and reports of a session that can be
+    resumed, from 1; 0: it cannot be."""
 
     broker_epoch: int
     op: int
     worker_epoch: int
+    order: int = 0
 
 
 class Estimated(Reply, frozen=True, kw_only=True, tag="ESTIMATED"):
@@ -176,6 +178,7 @@ class Residency(Base, frozen=True, kw_only=True, tag="RESIDENCY"):
     ``base_bytes``: what is to be promised for the process itself: the line ``base``, and what it
     may still grow by; None: the line alone.
     ``lingered``: how often weights left because nobody had used them for ``linger_s``.
+    ``order``: as in a reply.
     """
 
     broker_epoch: int
@@ -189,15 +192,32 @@ class Residency(Base, frozen=True, kw_only=True, tag="RESIDENCY"):
     rates: dict[str, MoveRate] = {}
     base_bytes: int | None = None
     lingered: int = 0
+    order: int = 0
 
 
 class WorkerPing(Base, frozen=True, kw_only=True, tag="W_PING"):
     """``steps`` counts engine steps, ``busy`` says whether it should be counting: together they
-    tell a hung device from a busy one and from an idle one."""
+    tell a hung device from a busy one and from an idle one. ``op``: of the last command that has
+    arrived in this session; 0: none, or it does not say."""
 
     n: int
     steps: int
     busy: bool = False
+    op: int = 0
+
+
+class Resume(Base, frozen=True, kw_only=True, tag="W_RESUME"):
+    """A worker's first message over a new connection, where its session goes on.
+
+    Attributes:
+        device: which it serves.
+        op: of the last command that has arrived; later ones are sent again.
+    """
+
+    device: str
+    broker_epoch: int
+    worker_epoch: int
+    op: int
 
 
 class WorkerBye(Base, frozen=True, kw_only=True, tag="W_BYE"):
@@ -218,5 +238,6 @@ FromWorker = (
     | Failed
     | Residency
     | WorkerPing
+    | Resume
     | WorkerBye
 )

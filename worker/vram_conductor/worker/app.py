@@ -40,9 +40,10 @@ from vram_conductor.worker.estimating import Estimating
 from vram_conductor.worker.exits import EXIT_INTERNAL, EXIT_USAGE, exit_code
 from vram_conductor.worker.gauge import watch
 from vram_conductor.worker.identity import Identity
+from vram_conductor.worker.inbound import Arrived, Inbound
 from vram_conductor.worker.kvstore import KVStore
 from vram_conductor.worker.lane import InlineLanes, Lanes, ThreadLanes
-from vram_conductor.worker.link import Arrived, Inbound, Link
+from vram_conductor.worker.link import Link
 from vram_conductor.worker.llama import open_engine
 from vram_conductor.worker.llama.options import EngineOptions
 from vram_conductor.worker.loop import EngineLoop, Inbox, Wake

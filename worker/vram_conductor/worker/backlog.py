@@ -1,9 +1,12 @@
-"""Messages that wait for the socket. *Pure.*
+"""Messages that wait for the socket, and those that may have to be sent again. *Pure.*
 
 The engine never waits: what the socket does not take lies here. Output of one attempt that waits
 is joined into one message, and of reports on residency only the newest stays, so a slow link
 costs memory in proportion to the number of jobs and the length of their texts. Nothing else is
 ever dropped while the session lasts.
+
+In a session that can be resumed replies and reports are numbered as they leave, and kept until the
+broker has confirmed them.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from dataclasses import dataclass
 import msgspec
 
 from vram_conductor.protocol.commands import Reply, Residency, RunTokens
+from vram_conductor.protocol.resume import Unconfirmed
 
 JOIN_CHARS_MAX = 64 * 1024
 JOIN_IDS_MAX = 16 * 1024
@@ -34,6 +38,8 @@ class Backlog:
         self._queue: deque[Waiting] = deque()
         self._last_of: dict[tuple[int, int], Waiting] = {}
         self._residency: Waiting | None = None
+        self._order: int | None = None
+        self._unconfirmed: Unconfirmed[Waiting] = Unconfirmed()
 
     def __len__(self) -> int:
         return len(self._queue)
@@ -67,12 +73,20 @@ class Backlog:
         return True
 
     def first(self) -> Waiting | None:
-        """The oldest message, still in the queue; None if there is none."""
+        """The oldest message, numbered, still in the queue; None if there is none."""
         while self._queue and self._queue[0].message is None:
             self._queue.popleft()
-        return self._queue[0] if self._queue else None
+        if not self._queue:
+            return None
+        entry = self._queue[0]
+        if self._order is not None:
+            message = entry.message
+            if isinstance(message, Reply | Residency) and not message.order:
+                self._order += 1
+                entry.message = msgspec.structs.replace(message, order=self._order)
+        return entry
 
-    def drop_first(self) -> None:
+    def drop_first(self, *, sent: bool = False) -> None:
         """It has been sent, or is not to be sent."""
         entry = self._queue.popleft()
         if entry is self._residency:
@@ -82,9 +96,29 @@ class Backlog:
             key = (message.broker_epoch, message.op)
             if self._last_of.get(key) is entry:
                 del self._last_of[key]
+        if sent and isinstance(message, Reply | Residency) and message.order:
+            self._unconfirmed.sent(message.order, entry)
+
+    def begin(self, *, numbered: bool) -> None:
+        """A session begins; ``numbered``: it can be resumed."""
+        self.clear()
+        self._order = 0 if numbered else None
+
+    def confirm(self, order: int) -> None:
+        """The broker has everything up to ``order``."""
+        self._unconfirmed.confirm(order)
+
+    def rewind(self, order: int) -> None:
+        """The session goes on over another connection: what came after ``order`` leaves again,
+        before anything else, as it was."""
+        self._unconfirmed.confirm(order)
+        self._queue.extendleft(reversed(self._unconfirmed.rest()))
+        self._unconfirmed.clear()
 
     def clear(self) -> None:
         """The session is over."""
         self._queue.clear()
         self._last_of.clear()
         self._residency = None
+        self._order = None
+        self._unconfirmed.clear()

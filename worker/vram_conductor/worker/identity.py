@@ -7,7 +7,7 @@ import socket
 from dataclasses import dataclass
 from typing import Literal
 
-from vram_conductor.protocol import limits, structure
+from vram_conductor.protocol import limits, resume, structure
 from vram_conductor.protocol.commands import Parked, Ready
 from vram_conductor.protocol.values import DeviceInfo, Memory
 
@@ -35,7 +35,7 @@ class Identity:
             worker=f"{device.device}@{host}",
             worker_epoch=self.worker_epoch,
             pid=os.getpid(),
-            features=[structure.FEATURE],
+            features=[structure.FEATURE, resume.FEATURE],
             host=host,
             version=self.version,
             build=self.build,

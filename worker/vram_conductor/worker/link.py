@@ -3,7 +3,8 @@
 Commands go to ``deliver`` (a thread-safe hand-over to the engine or estimator thread); what those
 threads send comes through :meth:`Link.send`, which never waits. The decisions are in ``session``
 and ``backlog``; this is the shell around them. A connection that is lost is replaced by a new one;
-READY then opens a new session. Nothing is handed to a socket before its connection stands.
+W_RESUME then goes on with the session where the broker holds it, READY opens a new one. Nothing is
+handed to a socket before its connection stands.
 """
 
 from __future__ import annotations
@@ -14,19 +15,26 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import zmq
 
 from vram_conductor.protocol import handshake
 from vram_conductor.protocol.codec import BROKER_TO_WORKER, WORKER_TO_BROKER
-from vram_conductor.protocol.commands import Ready, ToWorker, WorkerPing, WorkerRefused
-from vram_conductor.protocol.errors import ConductorError, ErrorInfo
+from vram_conductor.protocol.commands import (
+    Ready,
+    Resumed,
+    ToWorker,
+    WorkerPing,
+    WorkerPong,
+    WorkerRefused,
+)
+from vram_conductor.protocol.errors import ConductorError
 from vram_conductor.protocol.keys import KeyFile
 from vram_conductor.protocol.sockets import SendResult, Socket, connect, receive, send
 from vram_conductor.worker import watchdog
 from vram_conductor.worker.backlog import Backlog
+from vram_conductor.worker.inbound import Arrived, Inbound, ReadyWanted, Refused, SessionLost
 from vram_conductor.worker.outbox import Sent
 from vram_conductor.worker.session import Session, Verdict
 from vram_conductor.worker.watchdog import Watchdog
@@ -41,34 +49,6 @@ WELCOME_MS = 100
 
 RECEIVE_MAX = 256
 """Messages read in a row before the other duties get their turn."""
-
-
-@dataclass(frozen=True)
-class Arrived:
-    """A command, or W_WELCOME, for the engine."""
-
-    message: ToWorker
-    raw: list[bytes]
-
-
-@dataclass(frozen=True)
-class SessionLost:
-    """Nothing that is under way will be heard any more."""
-
-
-@dataclass(frozen=True)
-class ReadyWanted:
-    """The broker waits for READY: send one."""
-
-
-@dataclass(frozen=True)
-class Refused:
-    """The broker does not want this worker."""
-
-    error: ErrorInfo
-
-
-Inbound = Arrived | SessionLost | ReadyWanted | Refused
 
 
 Progress = Callable[[], tuple[int, bool]]
@@ -163,7 +143,7 @@ class Link:
                 self._take_outgoing(woken=self._wake_fd in ready)
                 self._duties(time.monotonic_ns())
                 self._flush(time.monotonic_ns())
-            if not self._session.is_open:
+            if self._session.is_held or not self._session.is_open:
                 # A welcome that is under way decides whether what is queued may leave.
                 self._socket.poll(WELCOME_MS)
             self._read_socket(time.monotonic_ns())
@@ -239,9 +219,13 @@ class Link:
     def _judge(self, message: ToWorker, raw: list[bytes], now_ns: int) -> None:
         match self._session.receive(message, now_ns):
             case Verdict.OPENED:
-                self._backlog.clear()
+                self._backlog.begin(numbered=self._session.resume_ms > 0)
                 log.info("session with the broker, epoch %d", self._session.broker_epoch)
                 self._deliver(Arrived(message, raw))
+            case Verdict.RESUMED:
+                assert isinstance(message, Resumed)
+                self._backlog.rewind(message.order)
+                log.info("the connection is back: the session goes on")
             case Verdict.HAND:
                 self._deliver(Arrived(message, raw))
             case Verdict.LOST:
@@ -250,10 +234,14 @@ class Link:
                 assert isinstance(message, WorkerRefused)
                 self._deliver(Refused(message.error))
             case Verdict.DROP:
-                return
+                if isinstance(message, WorkerPong):
+                    self._backlog.confirm(message.order)
 
     def _lose(self, why: str, now_ns: int) -> None:
-        if self._session.lose(now_ns):
+        """The connection is gone, or as good as."""
+        if self._session.hold(now_ns):
+            log.warning("connection lost: %s; the work goes on", why)
+        elif self._session.lose():
             self._forget(why)
 
     def _forget(self, why: str) -> None:
@@ -276,19 +264,27 @@ class Link:
         if self._session.dead(now_ns):
             self._lose("the broker is silent", now_ns)
             self._reconnect()
+        if self._session.held_too_long(now_ns) and self._session.lose():
+            self._forget("there was no connection for too long")
         if self._session.ping_due(now_ns):
             steps, busy = self._progress()
-            ping = WorkerPing(n=self._session.next_n(), steps=steps, busy=busy)
-            self._backlog.push(ping, [])
+            n, op = self._session.next_n(), self._session.op
+            self._backlog.push(WorkerPing(n=n, steps=steps, busy=busy, op=op), [])
+        if self._connected and self._session.resume_due(now_ns):
+            # The connection is fresh: it has room.
+            send(self._socket, WORKER_TO_BROKER.encode(self._session.resume(now_ns)))
         if self._wants_ready(now_ns):
             self._asked_engine = True
             self._deliver(ReadyWanted())
 
     def _flush(self, now_ns: int) -> None:
         self._was_full = False
-        while self._connected and (entry := self._backlog.first()) is not None:
+        while not self._session.is_held and (entry := self._backlog.first()) is not None:
+            if not self._connected:
+                return
             assert entry.message is not None
-            if self._session.may_send(entry.message):
+            allowed = self._session.may_send(entry.message)
+            if allowed:
                 frames = WORKER_TO_BROKER.encode(entry.message, entry.raw)
                 if send(self._socket, frames) is SendResult.FULL:
                     self._was_full = True
@@ -296,5 +292,5 @@ class Link:
                 self._session.sent(now_ns)
                 if isinstance(entry.message, Ready):
                     self._asked_engine = False
-                    self._session.said_ready(now_ns)
-            self._backlog.drop_first()
+                    self._session.said_ready(entry.message, now_ns)
+            self._backlog.drop_first(sent=allowed)

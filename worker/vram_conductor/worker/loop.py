@@ -32,7 +32,7 @@ from vram_conductor.worker.digest import Digester
 from vram_conductor.worker.exits import EXIT_OK, EXIT_TEMPORARY, EXIT_UNAVAILABLE
 from vram_conductor.worker.gauge import Sampler
 from vram_conductor.worker.identity import Identity
-from vram_conductor.worker.link import Arrived, Inbound, ReadyWanted, Refused, SessionLost
+from vram_conductor.worker.inbound import Arrived, Inbound, ReadyWanted, Refused, SessionLost
 from vram_conductor.worker.outbox import Sent
 from vram_conductor.worker.reporter import Reporter
 from vram_conductor.worker.resolver import Resolver

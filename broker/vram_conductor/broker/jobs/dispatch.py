@@ -42,7 +42,7 @@ class Dispatcher:
         """Send what can be sent."""
         state = self._state
         link = device.link
-        if link is None or link.draining or state.draining:
+        if link is None or link.draining or link.away_ns is not None or state.draining:
             return
         while self._has_room(device, link):
             job = state.queue.next(device.id, self._ready, state.now_ns)
@@ -62,21 +62,25 @@ class Dispatcher:
         """Jobs that were sent and then shut out by a lease must not keep those out that fit; but
         they are not let pile up at the worker either."""
         most = self._state.config.broker.worker_inflight
-        if len(link.runs) < most:
+        there = len(link.runs) + len(link.stopped)
+        if there < most:
             return True
-        if len(link.runs) >= SENT_MAX * most:
+        if there >= SENT_MAX * most:
             return False
         jobs = [self._state.jobs.find(number) for number in link.runs]
         open_jobs = [job for job in jobs if job and not shut_out(device, job.key.agent_key)]
-        return len(open_jobs) < most
+        return len(open_jobs) + len(link.stopped) < most
 
     def _ready(self, job: Job) -> bool:
         agent = self._state.registry.get(job.key.agent_key)
         conversation = agent.conversations[job.key.conversation]
         if agent.state != "ready" or conversation.running is not None:
             return False
+        device = self._state.devices[job.device]
+        if device.link is not None and job.key in device.link.stopped:
+            return False
         # At the worker it would take the place of a job that fits.
-        return not shut_out(self._state.devices[job.device], agent.key)
+        return not shut_out(device, agent.key)
 
     def _refusal(self, job: Job, conversation: Conversation, link: WorkerLink) -> ErrorInfo | None:
         """What has changed since the job was accepted."""

@@ -190,7 +190,7 @@ class Loop:
                 return None
             devices = key.devices
         if message is not None:
-            return WorkerMessageIn(peer, message, raw, devices)
+            return WorkerMessageIn(peer, message, raw, devices, user)
         return None if error is None else WorkerBad(peer, error)
 
     def _read_rest(self, ready: dict[object, int]) -> None:
@@ -275,7 +275,7 @@ class Loop:
             if self._clients.gone:
                 event: Event = ClientGone(*self._clients.take_gone())
             else:
-                event = WorkerGone(self._workers.take_gone().peer)
+                event = WorkerGone(*self._workers.take_gone())
             self._apply(self._core.handle(event, now_ns), event, now_ns)
 
     def _last_flush(self) -> None:

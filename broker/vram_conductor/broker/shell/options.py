@@ -120,7 +120,7 @@ def _check(config: Config) -> None:
     for name in positive.split():
         if getattr(broker, name) < 1:
             raise InvalidArgument("bad_config", f"broker.{name} must be at least 1", key=name)
-    for name in ("result_keep_ms", "orphan_ms", "drain_ms", "worker_wait_ms"):
+    for name in ("result_keep_ms", "orphan_ms", "resume_ms", "drain_ms", "worker_wait_ms"):
         if (getattr(broker, name) or 0) < 0:
             raise InvalidArgument("bad_config", f"broker.{name} must not be negative", key=name)
     if not 0 <= broker.metrics_port <= 65_535:

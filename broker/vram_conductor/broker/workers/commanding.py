@@ -12,7 +12,7 @@ from vram_conductor.broker.errors import LEAVING, left_error
 from vram_conductor.broker.state import State
 from vram_conductor.broker.workers.devices import Device
 from vram_conductor.broker.workers.links import OnLost, OnReply, OpenOp, ReplyMessage, WorkerLink
-from vram_conductor.protocol.commands import Budget, CancelRun, Command, Failed, ToWorker
+from vram_conductor.protocol.commands import Budget, CancelRun, Failed, ToWorker
 from vram_conductor.protocol.errors import Code, ErrorInfo
 
 Build = Callable[[int, int], ToWorker]
@@ -44,13 +44,12 @@ class Commander:
         assert link is not None
         op = self._state.next_op()
         command = build(self._state.broker_epoch, op)
-        assert isinstance(command, Command)
         link.ops[op] = OpenOp(
             type(command).__name__, on_reply or self._ignore, on_lost or (lambda error: None)
         )
         if timeout_ms is not None:
             self._state.timers.set(("op", (device.id, op)), self._state.in_ms(timeout_ms))
-        self._state.to_worker(link.peer, command, raw)
+        self._post(link, op, command, raw)
         return op
 
     def drop(self, device: Device, op: int) -> None:
@@ -62,12 +61,9 @@ class Commander:
     def cancel_run(self, device: Device, op: int) -> None:
         """Ask the worker to stop an attempt. It answers as the attempt, not to this."""
         if device.link is not None:
-            self._state.to_worker(
-                device.link.peer,
-                CancelRun(
-                    broker_epoch=self._state.broker_epoch, op=self._state.next_op(), run_op=op
-                ),
-            )
+            own_op = self._state.next_op()
+            command = CancelRun(broker_epoch=self._state.broker_epoch, op=own_op, run_op=op)
+            self._post(device.link, own_op, command)
 
     def reply(self, device: Device, message: ReplyMessage, raw: list[bytes]) -> None:
         """Hand a reply to whoever waits for it; drop it if it is from another life."""
@@ -132,6 +128,15 @@ class Commander:
             on_reply=on_reply,
             on_lost=on_lost,
         )
+
+    def _post(
+        self, link: WorkerLink, op: int, command: ToWorker, raw: Sequence[bytes] = ()
+    ) -> None:
+        """Send now, or when the worker is back."""
+        if link.resume_ms:
+            link.unconfirmed.sent(op, (command, list(raw)))
+        if link.connected:
+            self._state.to_worker(link.peer, command, raw)
 
     def _ignore(self, message: ReplyMessage, raw: list[bytes]) -> bool:
         if isinstance(message, Failed):

@@ -56,4 +56,5 @@ def welcome_message(state: State, device: Device) -> WorkerWelcome:
             for conversation in agent.conversations.values()
             if conversation.transcript
         ],
+        resume_ms=0 if device.link is None else device.link.resume_ms,
     )

@@ -1,8 +1,7 @@
 """The workers' comings and goings (*pure*): READY, who may serve a device, loss.
 
-One worker serves a device. When a second one says READY, the younger wins if the older is gone;
-whether it is, the next half heartbeats tell: a killed worker's replacement must not be sent away,
-and a worker that was started twice by mistake must not steal the device.
+One worker serves a device. When a second one says READY, the younger wins if the older is gone; see
+``candidates``.
 """
 
 from __future__ import annotations
@@ -11,20 +10,22 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from vram_conductor.broker.errors import LEFT, left_error, lost_error, stale_error, taken_error
+from vram_conductor.broker.events import WorkerMessageIn
 from vram_conductor.broker.journal.records import WorkerEpochSeen
 from vram_conductor.broker.permissions import device_denied
-from vram_conductor.broker.state import JOBS_WAIT_MS, MS, Level, State
+from vram_conductor.broker.state import JOBS_WAIT_MS, Level, State
+from vram_conductor.broker.workers.candidates import Candidates
 from vram_conductor.broker.workers.commanding import Commander
 from vram_conductor.broker.workers.devices import Device
+from vram_conductor.broker.workers.holding import Holding
 from vram_conductor.broker.workers.links import Candidate, WorkerLink
 from vram_conductor.broker.workers.welcome import refusal, welcome_message
-from vram_conductor.protocol import limits
 from vram_conductor.protocol.commands import (
-    CancelRun,
     FromWorker,
     NoSession,
     Ready,
     Residency,
+    Resume,
     WorkerBye,
     WorkerPing,
     WorkerPong,
@@ -61,18 +62,22 @@ class Workers:
         self._commander = commander
         self._find_device = find_device
         self._hooks = hooks
+        self._holding = Holding(state)
         self._device_of: dict[bytes, Device] = {}
+        self._candidates = Candidates(state, self._device_of, self._refuse)
 
-    def message(
-        self, peer: bytes, message: FromWorker, raw: list[bytes], devices: tuple[str, ...] = ()
-    ) -> None:
-        """One message of a worker. ``devices``: those that its key is for; none: any."""
+    def message(self, event: WorkerMessageIn) -> None:
+        """One message of a worker."""
+        peer, message = event.peer, event.message
         if isinstance(message, Ready):
-            error = device_denied(devices, message.device.device)
+            error = device_denied(event.devices, message.device.device)
             if error is None:
-                self._ready(peer, message)
+                self._ready(Candidate(peer, message, self._state.now_ns, event.key))
             else:
                 self._refuse(peer, error)
+            return
+        if isinstance(message, Resume):
+            self._resume(peer, message, event.key)
             return
         device = self._device_of.get(peer)
         link = device.link if device is not None else None
@@ -80,11 +85,16 @@ class Workers:
             self._stranger(peer, message)
             return
         link.liveness.heard(self._state.now_ns)
-        self._judge_candidate(device)
+        if link.away_ns is not None:
+            self._holding.heard(device, link)
+            self._watch(device, link)
+        self._candidates.judge(device)
+        if not self._holding.takes(link, message):
+            return
         match message:
             case WorkerPing():
                 link.steps, link.busy = message.steps, message.busy
-                self._state.to_worker(peer, WorkerPong(n=message.n))
+                self._state.to_worker(peer, self._holding.pong(link, message.n))
             case Residency():
                 if self._is_current(device, link, message):
                     self._hooks.residency(device, message)
@@ -92,16 +102,20 @@ class Workers:
                 if message.worker_epoch == link.epoch:
                     self.lose(device, left_error(device.id))
             case _:
-                self._commander.reply(device, message, raw)
+                self._commander.reply(device, message, event.raw)
 
-    def gone(self, peer: bytes) -> None:
-        """The transport says that the peer is gone."""
+    def gone(self, peer: bytes, *, dead: bool = False) -> None:
+        """The transport says that the peer is gone; ``dead``: its process has ended."""
         device = self._device_of.get(peer)
         if device is None:
             return
         if device.candidate is not None and device.candidate.peer == peer:
-            self._drop_candidate(device)
-        if device.link is not None and device.link.peer == peer:
+            self._candidates.drop(device)
+        if device.link is None or device.link.peer != peer:
+            return
+        if not dead and device.candidate is None and self._holding.hold(device, connected=False):
+            self._device_of.pop(peer)
+        else:
             self.lose(device, lost_error(device.id))
 
     def check_alive(self, device: Device) -> None:
@@ -109,10 +123,13 @@ class Workers:
         link = device.link
         if link is None:
             return
-        if link.liveness.dead(self._state.now_ns):
-            self.lose(device, lost_error(device.id))
-        else:
+        if link.away_ns is not None:
+            if self._holding.over(link):
+                self.lose(device, lost_error(device.id))
+        elif not link.liveness.dead(self._state.now_ns):
             self._watch(device, link)
+        elif not self._holding.hold(device, connected=True):
+            self.lose(device, lost_error(device.id))
 
     def lose(self, device: Device, error: ErrorInfo) -> None:
         """The device has no worker from now on: nothing that it was asked will be answered."""
@@ -130,8 +147,8 @@ class Workers:
         self._hooks.lost(device, error)
         candidate = device.candidate
         if candidate is not None and not state.draining:
-            self._drop_candidate(device)
-            self._welcome(device, candidate.peer, candidate.ready)
+            self._candidates.drop(device)
+            self._welcome(device, candidate)
 
     def candidate_due(self, device: Device) -> None:
         """A candidate has waited for as long as silence means death: it gets the device."""
@@ -141,14 +158,15 @@ class Workers:
         if device.link is not None:
             self.lose(device, lost_error(device.id))
         else:
-            self._drop_candidate(device)
-            self._welcome(device, candidate.peer, candidate.ready)
+            self._candidates.drop(device)
+            self._welcome(device, candidate)
 
     # --- READY --------------------------------------------------------------------------------
 
-    def _ready(self, peer: bytes, ready: Ready) -> None:
+    def _ready(self, who: Candidate) -> None:
         if self._state.draining:
             return
+        peer, ready = who.peer, who.ready
         device = self._find_device(ready)
         error = refusal(self._state.config, device, ready)
         if device is None or error is not None:
@@ -161,62 +179,55 @@ class Workers:
             held = device.candidate
             if held is not None and held.peer != peer:
                 self._refuse(held.peer, stale_error(device.id))
-            self._drop_candidate(device)
-            self._welcome(device, peer, ready)
+            self._candidates.drop(device)
+            self._welcome(device, who)
         elif link is None:
             # Perhaps a zombie, perhaps a clock that was set back: a younger one would speak up.
-            self._hold(device, peer, ready)
+            self._candidates.hold(device, who)
         elif ready.worker_epoch == link.epoch:
-            self._reconnected(device, link, peer, ready)
+            self._reconnected(device, link, who)
         elif ready.worker_epoch < link.epoch:
             self._refuse(peer, taken_error(device.id, link))
+        elif not link.connected and ready.host == link.ready.host:
+            # Its parked states have one owner at a time: the older one has ended.
+            self.lose(device, lost_error(device.id))
+            self._welcome(device, who)
         else:
-            self._hold(device, peer, ready)
-            # If the older one is dead, sending to it makes the transport say so.
-            self._state.to_worker(link.peer, WorkerPong())
+            self._candidates.hold(device, who)
+            if link.connected:
+                # If the older one is dead, sending to it makes the transport say so.
+                self._state.to_worker(link.peer, WorkerPong())
 
-    def _reconnected(self, device: Device, link: WorkerLink, peer: bytes, ready: Ready) -> None:
+    def _resume(self, peer: bytes, message: Resume, key: str) -> None:
+        """A worker over a new connection: its session goes on if it is held."""
+        device = self._state.devices.get(message.device)
+        link = None if device is None else device.link
+        if device is None or link is None or not self._holding.knows(link, message, key):
+            self._state.to_worker(peer, NoSession())
+            return
+        self._leave_other_device(peer, device)
+        self._device_of.pop(link.peer, None)
+        self._device_of[peer] = device
+        link.liveness.heard(self._state.now_ns)
+        self._holding.go_on(device, link, peer, message.op)
+        self._watch(device, link)
+
+    def _reconnected(self, device: Device, link: WorkerLink, who: Candidate) -> None:
         """The same process again: whatever was under way between us may be lost."""
         runs = [op for op, open_op in link.ops.items() if open_op.what == "Run"]
         if device.candidate is not None and device.candidate.ready.worker_epoch > link.epoch:
             self._refuse(device.candidate.peer, taken_error(device.id, link))
-        self._drop_candidate(device)
+        self._candidates.drop(device)
         self.lose(device, lost_error(device.id))
-        self._welcome(device, peer, ready, stop=runs)
+        self._welcome(device, who)
+        for op in runs:
+            self._commander.cancel_run(device, op)
 
-    def _hold(self, device: Device, peer: bytes, ready: Ready) -> None:
-        old = device.candidate
-        if old is not None:
-            if ready.worker_epoch < old.ready.worker_epoch:
-                self._refuse(peer, stale_error(device.id))
-                return
-            if (old.peer, old.ready.worker_epoch) == (peer, ready.worker_epoch):
-                return
-            if old.peer != peer:
-                self._refuse(old.peer, stale_error(device.id))
-            self._drop_candidate(device)
-        device.candidate = Candidate(peer, ready, self._state.now_ns)
-        self._device_of[peer] = device
-        patience_ms = self._state.config.broker.heartbeat_ms * limits.MISSED_HEARTBEATS_MAX
-        self._state.timers.set(("candidate", device.id), self._state.in_ms(patience_ms))
-
-    def _judge_candidate(self, device: Device) -> None:
-        """The device's worker has just spoken. What it sent before it died may still arrive for
-        a moment after the candidate's READY; later, the worker is alive."""
-        candidate = device.candidate
-        if candidate is None or device.link is None:
-            return
-        grace_ns = self._state.config.broker.heartbeat_ms * MS // 2
-        if self._state.now_ns - candidate.since_ns >= grace_ns:
-            self._drop_candidate(device)
-            self._refuse(candidate.peer, taken_error(device.id, device.link))
-
-    def _welcome(
-        self, device: Device, peer: bytes, ready: Ready, stop: list[int] | None = None
-    ) -> None:
-        state = self._state
+    def _welcome(self, device: Device, who: Candidate) -> None:
+        state, peer, ready = self._state, who.peer, who.ready
         heartbeat_ms = state.config.broker.heartbeat_ms
         link = WorkerLink(peer, ready, Liveness(state.now_ns, heartbeat_ms, pings=False))
+        link.key, link.resume_ms = who.key, self._holding.resume_ms(ready)
         device.link = link
         self._device_of[peer] = device
         state.timers.cancel(("absent", device.id))
@@ -225,11 +236,6 @@ class Workers:
             device.epoch = ready.worker_epoch
             state.append(WorkerEpochSeen(device=device.id, worker_epoch=ready.worker_epoch))
         state.to_worker(peer, welcome_message(state, device))
-        for op in stop or []:
-            state.to_worker(
-                peer,
-                CancelRun(broker_epoch=state.broker_epoch, op=state.next_op(), run_op=op),
-            )
         state.log("info", "worker_ready", device=device.id, worker=ready.worker, pid=ready.pid)
         self._hooks.welcomed(device, ready)
 
@@ -260,12 +266,6 @@ class Workers:
             return
         self.gone(peer)
         self._device_of.pop(peer, None)
-
-    def _drop_candidate(self, device: Device) -> None:
-        candidate, device.candidate = device.candidate, None
-        self._state.timers.cancel(("candidate", device.id))
-        if candidate is not None:
-            self._device_of.pop(candidate.peer, None)
 
     def _refuse(self, peer: bytes, error: ErrorInfo) -> None:
         self._state.log("warning", "worker_refused", reason=error.reason, **error.details)

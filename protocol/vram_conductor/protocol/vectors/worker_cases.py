@@ -70,13 +70,19 @@ def _links() -> Cases:
         "w_welcome": (c.WorkerWelcome(v=VERSION, broker_epoch=EPOCH, heartbeat_ms=2000), []),
         "w_welcome_full": (
             c.WorkerWelcome(
-                v=VERSION, broker_epoch=EPOCH, heartbeat_ms=2000, conversations=[CONVERSATION]
+                v=VERSION,
+                broker_epoch=EPOCH,
+                heartbeat_ms=2000,
+                conversations=[CONVERSATION],
+                resume_ms=10_000,
             ),
             [],
         ),
         "w_no_session": (c.NoSession(), []),
         "w_refused": (c.WorkerRefused(error=ERROR), []),
         "w_pong": (c.WorkerPong(n=5), []),
+        "w_pong_order": (c.WorkerPong(order=256), []),
+        "w_resumed": (c.Resumed(order=300), []),
         "drain": (c.Drain(broker_epoch=EPOCH, op=10, drain_ms=10_000), []),
     }
 
@@ -181,10 +187,26 @@ def worker_replies() -> Cases:
         "failed": (c.Failed(**echo, error=ERROR), []),
         "failed_run": (c.Failed(**echo, error=ERROR, job=2, usage=USAGE), []),
         "w_ping": (c.WorkerPing(n=5, steps=1000), []),
-        "w_ping_busy": (c.WorkerPing(n=6, steps=1001, busy=True), []),
+        "w_ping_busy": (c.WorkerPing(n=6, steps=1001, busy=True, op=12), []),
+        "w_resume": (
+            c.Resume(device="cuda:0", broker_epoch=EPOCH, worker_epoch=WORKER_EPOCH, op=12),
+            [],
+        ),
         "w_bye": (c.WorkerBye(worker_epoch=WORKER_EPOCH), []),
         **conversation_cases.replies(echo),
     } | _reports()
+
+
+def numbered() -> Cases:
+    """One reply of every type, as it leaves in a session that can be resumed."""
+    found: Cases = {}
+    for name, (message, raw) in worker_replies().items():
+        kind = type(message)
+        if isinstance(message, commands.Reply) and not any(
+            isinstance(seen, kind) for seen, _ in found.values()
+        ):
+            found[f"{name}_order"] = (msgspec.structs.replace(message, order=len(found) + 1), raw)
+    return found
 
 
 def _ready() -> commands.Ready:
@@ -241,6 +263,7 @@ def _residencies() -> Cases:
         rates={"state_in": MoveRate(count=2, bytes=64, ms=1.5, last_bytes=32, last_ms=0.5)},
         base_bytes=17,
         lingered=3,
+        order=8,
     )
     return {"residency": (residency, []), "residency_full": (full, [])}
 
@@ -249,5 +272,5 @@ def worker_vectors() -> Iterator[Vector]:
     """All of worker.json."""
     for name, (message, raw) in broker_commands().items():
         yield Vector(name, "broker_to_worker", BROKER_TO_WORKER.encode(message, raw))
-    for name, (message, raw) in worker_replies().items():
+    for name, (message, raw) in (worker_replies() | numbered()).items():
         yield Vector(name, "worker_to_broker", BROKER_TO_WORKER.encode(message, raw))
