@@ -2,35 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
+from keyed_client import Keyed
 from scripted_worker import MIB, Bench, Client
 
-from vram_conductor.broker.events import ClientMessageIn, KeysChanged
+from vram_conductor.broker.events import KeysChanged
 from vram_conductor.broker.permissions import check_quota, held_bytes
 from vram_conductor.protocol import limits
 from vram_conductor.protocol import messages as m
 from vram_conductor.protocol.commands import Budget, Estimate, Load
 from vram_conductor.protocol.errors import Code, OutOfRange, ResourceExhausted
-from vram_conductor.protocol.keys import Quota, Role
+from vram_conductor.protocol.keys import Quota
 
 HELLO = m.Hello(v=(limits.PROTOCOL_MAJOR, limits.PROTOCOL_MINOR))
-
-
-class Keyed(Client):
-    """A client with a key; its role may change at any time."""
-
-    def __init__(self, bench: Bench, key: str, principal: str, role: Role = "owner") -> None:
-        super().__init__(bench, key.encode(), principal)
-        self.key = key
-        self.role = role
-        self.send(HELLO)
-
-    def send(self, message: Any) -> None:
-        self.bench.post(
-            ClientMessageIn(self.peer, self.principal, False, message, self.role, self.key)
-        )
 
 
 @pytest.fixture

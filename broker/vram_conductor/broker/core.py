@@ -16,6 +16,7 @@ from vram_conductor.broker.agents.reload import Reload
 from vram_conductor.broker.agents.removal import Removal
 from vram_conductor.broker.boot import configure, find_device, restore
 from vram_conductor.broker.clients import Clients
+from vram_conductor.broker.conversations import kv_quota
 from vram_conductor.broker.conversations.conversation_desk import ConversationDesk
 from vram_conductor.broker.drain import Drainage
 from vram_conductor.broker.effects import Effect
@@ -186,6 +187,7 @@ class Core:
 
     def _reported(self, device: Device, report: Residency) -> None:
         self._samples.report(device, report)
+        kv_quota.reported(self._state, self._commander, device)
         self._leases.granting.sampled(device)
 
     def _worker_lost(self, device: Device, error: ErrorInfo) -> None:

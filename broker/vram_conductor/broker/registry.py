@@ -31,6 +31,9 @@ class Conversation:
         queued: number of jobs that wait behind it.
         turns: what was said.
         copying: the FORK that made it, if one did.
+        used_ns: end of its last job, or its FORK; 0: none in this broker's life.
+        given_up: its parked KV was, for the principal's quota, and no job has said so yet.
+            ``going``: nor has the worker.
     """
 
     key: ConversationKey
@@ -40,6 +43,9 @@ class Conversation:
     queued: int = 0
     turns: Turns = field(default_factory=Turns)
     copying: Copying | None = None
+    used_ns: int = 0
+    given_up: bool = False
+    going: bool = False
 
     @property
     def tokens(self) -> int:

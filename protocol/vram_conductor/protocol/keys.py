@@ -53,7 +53,8 @@ class Quota(
         queued_jobs: jobs that wait.
         vram_bytes: device memory: weights, scratch and pools of its agents, each in whole also
             where others share it, and its leases.
-        kv_bytes: KV of its agents' guaranteed contexts, as it is parked.
+        kv_bytes: KV of its agents' guaranteed contexts, and what its conversations have parked:
+            beyond it, that of the longest unused goes.
     """
 
     agents: int | None = None

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from vram_conductor.broker.conversations import kv_quota
 from vram_conductor.broker.conversations.copying import Copying
 from vram_conductor.broker.conversations.opening import open_at
 from vram_conductor.broker.errors import draining_error, version_error
@@ -128,6 +129,7 @@ class ConversationDesk:
     def _write(self, agent: Agent, source: Conversation, copy: Conversation) -> None:
         ids, turns = bytes(source.transcript), source.turns.view()
         copy.commit(0, ids, source.turns.first, turns)
+        copy.used_ns = self._state.now_ns
         link = self._state.devices[agent.device].link
         if link is not None:
             link.known.pop(copy.key, None)
@@ -178,6 +180,7 @@ class ConversationDesk:
             if tokens and alive and not copy.busy:
                 device = self._state.devices[agent.device]
                 device.note_place(copy.key, "parked", tokens, size_bytes)
+                kv_quota.check(self._state, self._commander, copy.key.principal)
             self._answer(copying, tokens, size_bytes, message.reason)
         elif isinstance(message, Failed):
             self._answer(copying, reason=message.error.reason)

@@ -95,8 +95,14 @@ class Ending:
             return 0.0 if moment_ns is None else (moment_ns - job.received_ns) / MS
 
         evicted = own_names(usage.swap.evicted, job.principal)
+        conversation = self._state.registry.conversation(job.key)
+        reason = usage.reprefill_reason
+        if conversation is not None and conversation.given_up:
+            conversation.given_up = False
+            reason = "kv_quota" if usage.reprefilled_tokens else reason
         return msgspec.structs.replace(
             usage,
+            reprefill_reason=reason,
             swap=msgspec.structs.replace(usage.swap, evicted=evicted),
             state_version=version,
             queue_ms=ms(job.started_ns),
@@ -131,6 +137,7 @@ class Ending:
                 link.ops.pop(job.attempt.op, None)
         if conversation is None or agent is None:
             return
+        conversation.used_ns = self._state.now_ns
         if conversation.running == job.job:
             conversation.running = None
         elif job.state == "queued":
