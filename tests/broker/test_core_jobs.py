@@ -303,6 +303,7 @@ def test_cancelling_a_running_job_ends_it_with_what_it_has() -> None:
 def test_cancelling_before_the_first_token_rolls_back() -> None:
     bench, worker, client = setup()
     rid = client.decode("coder")
+    worker.start(worker.job("coder"))
     client.send(m.Cancel(rid=rid))
     worker.done(worker.job("coder"), "cancelled")
     assert client.error(rid).code == Code.CANCELLED
@@ -312,8 +313,11 @@ def test_cancelling_before_the_first_token_rolls_back() -> None:
 def test_job_that_finishes_before_the_cancel_arrives_is_done() -> None:
     _bench, worker, client = setup()
     rid = client.decode("coder")
+    job = worker.job("coder")
+    worker.start(job)
     client.send(m.Cancel(rid=rid))
-    worker.finish(worker.job("coder"))
+    worker.tokens(job, "hi", [7, 8])
+    worker.done(job)
     assert client.done(rid).stop_reason == "eos"
 
 
@@ -327,7 +331,9 @@ def test_cancel_of_an_unknown_rid_says_so() -> None:
 def test_cancel_that_the_worker_ignores_ends_all_the_same() -> None:
     bench, worker, client = setup()
     rid, behind = client.decode("coder"), client.decode("coder")
+    worker.start(worker.job("coder"))
     client.send(m.Cancel(rid=rid))
+    assert client.silent(rid)
     bench.advance(121_000)
     assert client.error(rid).code == Code.CANCELLED
     worker.finish(worker.job("coder"))
@@ -648,19 +654,53 @@ def test_what_a_client_that_is_behind_never_got_can_be_retried() -> None:
 # --- clients that go away ---------------------------------------------------------------------
 
 
-def test_queued_job_of_a_dead_client_never_reaches_the_worker() -> None:
+@pytest.mark.parametrize("dead", [False, True])
+def test_queued_job_of_a_dead_client_never_reaches_the_worker(dead: bool) -> None:
     bench, worker, client = setup()
     running = client.decode("coder")
     dying = bench.client("dying")
     queued = dying.decode("coder")
-    dying.gone()
+    dying.gone(dead=dead)
     worker.finish(worker.job("coder"))
     client.done(running)
+    if not dead:
+        bench.advance(limits.ORPHAN_MS)
     assert len(worker.all(c.Run)) == 1
     again = bench.client("again")
     again.send(m.Resume(rid=queued))
     error = again.error(queued)
     assert (error.reason, error.retryable) == ("client_gone", True)
+
+
+def test_queued_job_keeps_its_place_while_its_client_is_away() -> None:
+    bench, worker, client = setup()
+    running = client.decode("coder")
+    cut = bench.client("cut")
+    first = cut.decode("coder")
+    second = client.decode("coder")
+    cut.gone()
+    worker.finish(worker.job("coder"))
+    client.done(running)
+    (mine, other) = bench.core.report(bench.now_ns).jobs
+    assert (mine.waiting, other.waiting) == ("client", "")
+    bench.advance(limits.ORPHAN_MS - 1_000)
+    again = bench.client("again")
+    again.send(m.Resume(rid=first))
+    worker.finish(worker.job("coder"), "mine")
+    assert again.text(first) == "mine"
+    worker.finish(worker.job("coder"), "next")
+    assert client.text(second) == "next"
+
+
+def test_job_that_computes_its_prompt_outlives_the_loss_of_its_connection() -> None:
+    bench, worker, client = setup()
+    rid = client.decode("coder")
+    client.gone()
+    assert not worker.cancelled()
+    again = bench.client("again")
+    again.send(m.Resume(rid=rid))
+    worker.finish(worker.job("coder"), "here")
+    assert again.text(rid) == "here"
 
 
 def test_running_job_of_a_dead_client_is_stopped_after_a_while() -> None:

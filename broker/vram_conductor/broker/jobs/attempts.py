@@ -8,6 +8,7 @@ from vram_conductor.broker.errors import CANCELLED, cancelled_error, cut_off_err
 from vram_conductor.broker.jobs.delivery import Delivery
 from vram_conductor.broker.jobs.ending import Ending
 from vram_conductor.broker.jobs.job import ATTEMPTS_MAX, Job
+from vram_conductor.broker.jobs.unbegun import let_go
 from vram_conductor.broker.journal.restored import ID_BYTES
 from vram_conductor.broker.registry import Conversation
 from vram_conductor.broker.state import State
@@ -52,12 +53,16 @@ class Attempts:
                 return self._nonsense(job, f"{type(message).__name__} in answer to RUN")
 
     def stop(self, job: Job, error: ErrorInfo) -> None:
-        """End a job early. Queued: at once. Running: the worker is asked, and its answer ends
+        """End a job early. At once, unless it runs: then the worker is asked, and its answer ends
         the job. The first reason counts. Idempotent."""
         if job.state == "ended":
             return
-        if job.state == "queued":
-            self._ending.error(job, error)
+        if job.state != "running":
+            attempt = job.attempt
+            self.abandon(job, error)
+            if attempt is not None:
+                device = self._state.devices[job.device]
+                let_go(self._state, device, job.key, attempt.op, STOP_GRACE_MS)
             return
         if job.stopping is None:
             job.stopping = error
