@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -240,6 +241,26 @@ def test_a_character_that_no_token_can_say_is_a_dead_end(smol: LlamaModel, pool:
     )
     pool.truncate(0, 0)
     sampler.close()
+
+
+def test_five_hundred_optional_properties_are_followed(smol: LlamaModel) -> None:
+    """Where a value may end any of them may follow: the costliest of what is harmless."""
+    names = [f"p{number}" for number in range(500)]
+    schema = {"type": "object", "properties": {name: {"type": "integer"} for name in names}}
+    for seed in range(3):
+        constraint = smol._vocabulary.constraint(None, schema)
+        assert constraint is not None
+        chance, text = random.Random(seed), b""
+        for _ in range(80):
+            tokens = constraint.allowed().tolist()
+            pieces = {token: smol.piece(token, special=False) for token in tokens}
+            on = [token for token in tokens if pieces[token] and b"}" not in pieces[token]]
+            if not on:
+                break
+            token = chance.choice(on)
+            constraint.accept(token)
+            text += pieces[token]
+        assert text.count(b":") > 3, text
 
 
 def test_a_model_without_a_vocabulary_says_nothing_by_a_grammar(engine: LlamaEngine) -> None:

@@ -26,7 +26,7 @@ STATES_MAX = 100_000
 _WORK_MAX = 2 * STATES_MAX
 """What is empty takes no state, however often it is repeated."""
 
-_TAIL_JUMPS_MAX = 64
+_SKIPPED_MAX = 64
 
 
 class Automaton:
@@ -37,7 +37,6 @@ class Automaton:
         jumps: by state: states that are reached without a character.
         calls: by state: (rule, state after it).
         starts: by rule. ``ends``: by state, whether a rule ends there.
-        tail: by state, whether its rule can only end there.
         nullable: by rule, whether it can be empty.
         root: the rule that it begins with.
     """
@@ -64,11 +63,14 @@ class Automaton:
             self._finals.append(last)
         edges = [edge for state in self._ranges for edge in state]
         self.boundaries = sorted({low for low, _, _ in edges} | {high + 1 for _, high, _ in edges})
+        states = [self._skip(state) for state in range(len(self.jumps))]
         self.edges = [
-            [(self.class_of(low), self.class_of(high), target) for low, high, target in state]
-            for state in self._ranges
+            [(self.class_of(low), self.class_of(high), states[to]) for low, high, to in ranges]
+            for ranges in self._ranges
         ]
-        self.tail = [self._only_ends(state) for state in range(len(self.jumps))]
+        self.jumps = [list(dict.fromkeys(states[each] for each in jump)) for jump in self.jumps]
+        self.calls = [[(rule, states[target]) for rule, target in call] for call in self.calls]
+        self.starts = [states[start] for start in self.starts]
         self.nullable = self._passable(with_chars=False)
         if not self._passable(with_chars=True)[self.root]:
             raise bad_grammar("the rule root never comes to an end, whatever is said")
@@ -124,15 +126,14 @@ class Automaton:
             self.jumps[state].append(after)
         return after
 
-    def _only_ends(self, state: int) -> bool:
-        for _ in range(_TAIL_JUMPS_MAX):
+    def _skip(self, state: int) -> int:
+        """The first state behind this one, or itself, where there is more than to go on."""
+        for _ in range(_SKIPPED_MAX):
             jumps = self.jumps[state]
-            if self.ends[state]:
-                return True
-            if self.edges[state] or self.calls[state] or len(jumps) != 1:
-                return False
+            if self.ends[state] or self._ranges[state] or self.calls[state] or len(jumps) != 1:
+                return state
             state = jumps[0]
-        return False
+        return state
 
     def _passable(self, *, with_chars: bool) -> list[bool]:
         """Which rules can be passed through: without a character, or with any."""

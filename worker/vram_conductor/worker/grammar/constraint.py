@@ -57,7 +57,6 @@ class Constraint:
         Raises:
             ResourceExhausted: ``grammar_too_ambiguous``.
         """
-        self._matcher.begin()
         return self._allows(token)
 
     def among(self, tokens: Tokens) -> Tokens:
@@ -66,7 +65,6 @@ class Constraint:
         Raises:
             ResourceExhausted: ``grammar_too_ambiguous``.
         """
-        self._matcher.begin()
         return np.array([token for token in tokens.tolist() if self._allows(token)], np.int32)
 
     @property
@@ -80,7 +78,6 @@ class Constraint:
         Raises:
             ResourceExhausted: ``grammar_too_ambiguous``.
         """
-        self._matcher.begin()
         if self._pending:
             return self._unite([self._broken()])
         if self._place.tokens is None:
@@ -108,10 +105,10 @@ class Constraint:
         """
         if self._texts.is_end(token):
             return
-        self._matcher.begin()
         after = self._after(self._texts.piece(token))
         assert after is not None
         self._place, self._pending = after
+        self._matcher.earn()
         self._matcher.forget(self._place)
 
     @staticmethod

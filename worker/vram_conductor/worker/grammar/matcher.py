@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection
 from typing import Any
 
 from vram_conductor.protocol.errors import ResourceExhausted
@@ -23,11 +23,19 @@ ITEMS_MAX = 10_000
 PLACES_MAX = 20_000
 """Places that are remembered; then all but the current one are forgotten."""
 
-KEPT_MAX = 500_000
-"""Items of all places that are remembered, or that these lead back to; about 100 MB."""
+KEPT_MAX = 200_000
+"""Items of all places that are remembered, or that these lead back to; about 40 MB, and what
+Python's collector looks through now and then, while everything waits."""
 
-WORK_MAX = 400_000
-"""Items that may be looked at for one token; about half a second."""
+WORK_MAX = 150_000
+"""Steps that an answer may take at once: 0.03 to 0.1 s, in which all streams of its model wait."""
+
+WORK_PER_TOKEN = 15_000
+"""Steps that each token adds to what is left of WORK_MAX: 3 to 10 ms, so that no more are taken on
+average. Five hundred optional properties need as many."""
+
+_STEP, _ITEM = 4, 2
+"""What a step to another place, and an item of it, cost beside what they lead to."""
 
 _ITEMS = "items"
 
@@ -93,16 +101,26 @@ class Matcher:
     def __init__(self, automaton: Automaton) -> None:
         self._automaton = automaton
         self._places: dict[tuple[bool, frozenset[Item]], Place] = {}
-        self._work = 0
+        self._behind: dict[frozenset[Item], Place] = {}
+        self._left = WORK_MAX
         # Not of this object's own: what waits for a place's end must not keep it from ending.
         self._kept = Counter[str]()
         # Not "here": what was called here follows from the rest, and tells no places apart.
         before = Place([], {}, complete=False)
         self.start = self._close([(automaton.starts[automaton.root], _WHOLE, before)])
 
-    def begin(self) -> None:
-        """A new token: what may be looked at for it begins to count."""
-        self._work = 0
+    def earn(self) -> None:
+        """A token was said: what may be spent grows."""
+        self._left = min(self._left + WORK_PER_TOKEN, WORK_MAX)
+
+    def spend(self, steps: int) -> None:
+        """Raises ResourceExhausted ``grammar_too_ambiguous``: so many are not left."""
+        self._left -= steps
+        if self._left < 0:
+            raise _too_ambiguous(
+                f"steps to find out what may come next (and {WORK_PER_TOKEN} more for each token)",
+                WORK_MAX,
+            )
 
     def forget(self, current: Place) -> None:
         """Keep what is remembered within PLACES_MAX and KEPT_MAX. Not in the middle of anything.
@@ -116,6 +134,7 @@ class Matcher:
             place.next.clear()
             place.tokens = None
         self._places.clear()
+        self._behind.clear()
         current.next.clear()
         if self._kept[_ITEMS] > KEPT_MAX:
             raise _too_ambiguous("places and ways by which they were reached", KEPT_MAX)
@@ -124,18 +143,21 @@ class Matcher:
         """The place behind one more character; None: it may not follow.
 
         Raises:
-            ResourceExhausted: ``grammar_too_ambiguous``: more than ITEMS_MAX items, or more than
-                WORK_MAX since :meth:`begin`.
+            ResourceExhausted: ``grammar_too_ambiguous``: more than ITEMS_MAX items, or more
+                steps than are left.
         """
         if char_class in place.next:
             return place.next[char_class]
-        self._spend(place.edges)
-        scanned = place.scanned(char_class)
-        found = self._close(scanned) if scanned else None
+        self.spend(_STEP + place.edges)
+        scanned = frozenset(place.scanned(char_class))
+        found = self._behind.get(scanned)
+        if scanned and found is None:
+            # Characters that are told apart elsewhere lead to the same from here, as digits do.
+            found = self._behind[scanned] = self._close(scanned)
         place.next[char_class] = found
         return found
 
-    def _close(self, kernel: Iterable[Item]) -> Place:
+    def _close(self, kernel: Collection[Item]) -> Place:
         """The place of these items and of all that follow from them without a character."""
         automaton = self._automaton
         todo, seen = list(kernel), set(kernel)
@@ -155,7 +177,7 @@ class Matcher:
                 begin = automaton.starts[called]
                 if automaton.nullable[called]:
                     found.append((target, rule, origin))
-                if automaton.tail[target]:
+                if automaton.ends[target]:
                     # Its end is the end of the rule that it is in: nothing to come back to.
                     found.append((begin, rule, origin))
                 else:
@@ -163,13 +185,15 @@ class Matcher:
                     found.append((begin, called, None))
             for first, last, target in automaton.edges[state]:
                 scan.append((first, last, (target, rule, origin)))
+            # Not what is new among them: to find that an item is known takes its time, too.
+            self.spend(_ITEM + len(found))
             for item in found:
                 if item not in seen:
                     seen.add(item)
                     todo.append(item)
             if len(seen) > ITEMS_MAX:
                 raise _too_ambiguous("ways to read what was said so far", ITEMS_MAX)
-        self._spend(len(seen) + len(scan))
+        self.spend(len(scan))
         return self._same(Place(scan, waiting, complete=complete), seen)
 
     def _same(self, place: Place, items: set[Item]) -> Place:
@@ -186,11 +210,6 @@ class Matcher:
             end = weakref.finalize(place, self._kept.subtract, {_ITEMS: len(items)})
             end.atexit = False
         return same
-
-    def _spend(self, items: int) -> None:
-        self._work += items
-        if self._work > WORK_MAX:
-            raise _too_ambiguous("steps to find out which token may come next", WORK_MAX)
 
 
 def _too_ambiguous(what: str, limit: int) -> ResourceExhausted:
