@@ -21,16 +21,16 @@ from vram_conductor.client.doctor_report import (
     sleep_findings,
 )
 from vram_conductor.client.endpoint import default_endpoint
+from vram_conductor.client.model_files import here as is_here
+from vram_conductor.client.model_places import model_places
 from vram_conductor.client.output import Output
 from vram_conductor.client.probing import INSTALL, estimates, probe
 from vram_conductor.client.sync import Conductor
 from vram_conductor.client.text import duration, plural, size
-from vram_conductor.protocol.catalogue import load_catalogue, model_path, packaged_catalogue
 from vram_conductor.protocol.config import (
     Config,
     client_endpoint,
     load_config,
-    models_dir,
     overlay,
     parse_bytes,
 )
@@ -173,12 +173,11 @@ def what_fits(config: Config, host: dict[str, Any]) -> list[dict[str, Any]]:
     Raises:
         ConductorError: as the probe; ``bad_catalogue``, ``bad_size``.
     """
-    file = Path(config.worker.catalogue) if config.worker.catalogue else packaged_catalogue()
-    folder = models_dir(config.worker)
+    places = model_places(config.worker)
     here = {
         str(path): entry.name
-        for entry in load_catalogue(file).model
-        if (path := model_path(entry, folder, file.parent)).exists()
+        for entry in places.files.load().model
+        if is_here(entry, path := places.path(entry))
     }
     fits: list[dict[str, object]] = []
     for device, capacity in devices(config, host) if here else []:

@@ -18,7 +18,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from vram_conductor.protocol.catalogue import load_catalogue, packaged_catalogue
+from vram_conductor.protocol.catalogue_files import CatalogueFiles
 from vram_conductor.protocol.commands import Estimate
 from vram_conductor.protocol.config import (
     WorkerConfig,
@@ -284,10 +284,11 @@ def engine_options_for(options: Options, sampler: DeviceSampler) -> EngineOption
 
 def open_resolver(config: WorkerConfig) -> Resolver:
     """Raises InvalidArgument ``bad_catalogue``."""
-    file = Path(config.catalogue) if config.catalogue else packaged_catalogue()
+    catalogue = CatalogueFiles(config)
+    catalogue.load()
     return Resolver(
-        load_catalogue(file),
-        file.parent,
+        catalogue,
+        catalogue.own.parent,
         models_dir(config),
         [Path(folder) for folder in config.model_dirs],
     )

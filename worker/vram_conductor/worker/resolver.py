@@ -11,6 +11,7 @@ import stat
 from pathlib import Path
 
 from vram_conductor.protocol.catalogue import Catalogue, CatalogueModel, model_path
+from vram_conductor.protocol.catalogue_files import CatalogueFiles
 from vram_conductor.protocol.errors import InvalidArgument, NotFound, PermissionDenied
 from vram_conductor.protocol.split_files import PartName, part_name, part_paths
 
@@ -24,19 +25,28 @@ class Resolver:
     """Looks models up.
 
     Args:
-        catalogue: the names.
+        catalogue: the names; of files, as they are when somebody asks.
         base: the catalogue file's folder; relative path sources start there.
         models_dir: where pulled files are.
         model_dirs: further folders from which anything may be loaded.
     """
 
     def __init__(
-        self, catalogue: Catalogue, base: Path, models_dir: Path, model_dirs: list[Path]
+        self,
+        catalogue: Catalogue | CatalogueFiles,
+        base: Path,
+        models_dir: Path,
+        model_dirs: list[Path],
     ) -> None:
-        self._catalogue = catalogue
+        self._names = catalogue
         self._base = base
         self._models_dir = models_dir
         self._folders = [models_dir, *model_dirs]
+
+    @property
+    def _catalogue(self) -> Catalogue:
+        names = self._names
+        return names.latest() if isinstance(names, CatalogueFiles) else names
 
     def resolve(self, model: str, *, bare_path: bool) -> Path:
         """The file of ``model``.
