@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
 import pytest
 from keyed_client import Keyed
-from scripted_worker import MIB, Bench, Client
+from scripted_worker import MIB, Bench, Client, ScriptedWorker
 
-from vram_conductor.broker.events import KeysChanged
+from vram_conductor.broker.events import KeysChanged, WorkerGone, WorkerMessageIn
 from vram_conductor.broker.permissions import check_quota, held_bytes
-from vram_conductor.protocol import limits
+from vram_conductor.protocol import limits, resume
 from vram_conductor.protocol import messages as m
-from vram_conductor.protocol.commands import Budget, Estimate, Load
+from vram_conductor.protocol.commands import Budget, Estimate, Load, Ready
 from vram_conductor.protocol.errors import Code, OutOfRange, ResourceExhausted
 from vram_conductor.protocol.keys import Quota
 
@@ -80,6 +84,42 @@ def test_a_revoked_session_is_told_and_its_jobs_stop(bench: Bench) -> None:
         ("alice", "coder"),
         ("bob", "coder"),
     ]
+
+
+class KeyedWorker(ScriptedWorker):
+    """A worker with a key, whose session can go on after a cut."""
+
+    def say(self, message: Any, raw: Sequence[bytes] = ()) -> None:
+        if isinstance(message, Ready):
+            message = msgspec.structs.replace(message, features=[resume.FEATURE])
+        self.bench.post(WorkerMessageIn(self.peer, message, list(raw), key=f"k{self.epoch}"))
+
+
+def keyed_worker(bench: Bench, epoch: int) -> KeyedWorker:
+    worker = KeyedWorker(bench, epoch=epoch)
+    bench.workers[worker.peer] = worker
+    worker.ready()
+    return worker
+
+
+def test_a_worker_whose_key_is_revoked_is_not_waited_for() -> None:
+    """Neither the one that serves, though it could come back, nor the one that would like to."""
+    bench = Bench()
+    device = bench.core._state.devices["cpu"]
+    keys(bench, k1="w", k2="w", k3="w")
+    first = keyed_worker(bench, 1)
+    keyed_worker(bench, 2)
+    assert device.candidate is not None
+    keys(bench, k1="w", k3="w")
+    assert device.candidate is None
+    assert device.link is not None
+    bench.post(WorkerGone(first.peer))
+    assert device.link is not None, "it may come back"
+    keys(bench, k3="w", k4="w")
+    assert device.link is None
+    assert keyed_worker(bench, 3).welcome is not None
+    keys(bench, k3="w")
+    assert device.link.epoch == 3
 
 
 def test_a_key_that_stands_for_somebody_else_now_is_another_key(bench: Bench) -> None:

@@ -141,6 +141,7 @@ class Core:
             case KeysChanged(quotas=quotas, keys=keys):
                 state.quotas = quotas
                 self._clients.revoke(keys)
+                self._workers.revoke(keys)
             case JournalTrouble(why=why):
                 state.journal_trouble = why
         self._settle()

@@ -6,7 +6,7 @@ One worker serves a device. When a second one says READY, the younger wins if th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 
 from vram_conductor.broker.errors import LEFT, left_error, lost_error, stale_error, taken_error
@@ -103,6 +103,15 @@ class Workers:
                     self.lose(device, left_error(device.id))
             case _:
                 self._commander.reply(device, message, event.raw)
+
+    def revoke(self, keys: Container[str]) -> None:
+        """Only these keys count from now on. A worker without one is not waited for."""
+        for device in self._state.devices.values():
+            waiting, link = device.candidate, device.link
+            if waiting is not None and waiting.key and waiting.key not in keys:
+                self._candidates.drop(device)
+            if link is not None and link.key and link.key not in keys:
+                self.lose(device, lost_error(device.id))
 
     def gone(self, peer: bytes, *, dead: bool = False) -> None:
         """The transport says that the peer is gone; ``dead``: its process has ended."""
