@@ -154,6 +154,19 @@ def timeout_error() -> ErrorInfo:
     )
 
 
+def client_gone_error() -> ErrorInfo:
+    return ErrorInfo(
+        Code.CANCELLED,
+        "client_gone",
+        "the client that asked went away before the job was over; send it again",
+        retryable=True,
+    )
+
+
+def orphaned_error() -> ErrorInfo:
+    return ErrorInfo(Code.CANCELLED, "orphaned", "nobody came back for the job in time")
+
+
 def queue_timeout_error() -> ErrorInfo:
     """``queue_ms`` is over."""
     return ErrorInfo(

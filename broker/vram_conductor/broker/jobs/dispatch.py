@@ -76,6 +76,8 @@ class Dispatcher:
         conversation = agent.conversations[job.key.conversation]
         if agent.state != "ready" or conversation.running is not None:
             return False
+        if job.peer is None and not job.detach:
+            return False  # its client may never come back
         device = self._state.devices[job.device]
         if device.link is not None and job.key in device.link.stopped:
             return False

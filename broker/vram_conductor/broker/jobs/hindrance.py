@@ -1,11 +1,12 @@
-"""What a job waits for beside its turn (*pure*): a lease, others' use of the device, a worker."""
+"""What a job waits for beside its turn (*pure*): a lease, others' use of the device, a worker, its
+client."""
 
 from __future__ import annotations
 
 from vram_conductor.broker.jobs.job import Job
 from vram_conductor.broker.ledger.decisions import Lease
 from vram_conductor.broker.ledger.obstacles import obstacle
-from vram_conductor.broker.state import State
+from vram_conductor.broker.state import MS, State
 from vram_conductor.broker.workers.devices import Device
 from vram_conductor.protocol.values import AgentKey
 
@@ -27,6 +28,10 @@ def hindrance(state: State, job: Job, principal: str | None) -> tuple[str, int |
     device = state.devices[job.device]
     if device.link is None:
         return "worker", None
+    if device.link.away_ns is not None:
+        return "worker", device.link.away_ns + device.link.resume_ms * MS
+    if job.peer is None and not job.detach and job.state == "queued":
+        return "client", None
     what = shut_out(device, job.key.agent_key)
     if isinstance(what, str):
         return what, None

@@ -7,8 +7,10 @@ import msgspec
 from vram_conductor.broker.conversations.opening import open_at
 from vram_conductor.broker.errors import (
     cancelled_error,
+    client_gone_error,
     draining_error,
     no_worker_error,
+    orphaned_error,
     queue_timeout_error,
     timeout_error,
 )
@@ -23,7 +25,6 @@ from vram_conductor.broker.workers.devices import Device
 from vram_conductor.protocol import limits
 from vram_conductor.protocol.errors import (
     AlreadyExists,
-    Code,
     ErrorInfo,
     NotFound,
     OutOfRange,
@@ -155,14 +156,8 @@ class JobDesk:
 
     def client_left(self, session: Session, how: Leave) -> None:
         """The session has ended: what nobody waits for is dropped or, if it runs, stopped; where
-        the client may come back, a running job has a while to be resumed."""
+        the client may come back, its jobs have a while to be resumed."""
         wait_ms = orphan_ms(self._state.config.broker, how)
-        error = ErrorInfo(
-            Code.CANCELLED,
-            "client_gone",
-            "the client that asked went away before the job was over; send it again",
-            retryable=True,
-        )
         for number in sorted(session.jobs):
             job = self._state.jobs.find(number)
             if job is None:
@@ -171,8 +166,8 @@ class JobDesk:
             job.peer = None
             if job.detach or job.state == "ended":
                 continue
-            if job.state != "running" or wait_ms == 0:
-                self._attempts.stop(job, error)
+            if wait_ms == 0:
+                self._attempts.stop(job, client_gone_error())
             else:
                 self._state.timers.set(("orphan", job.job), self._state.in_ms(wait_ms))
 
@@ -186,9 +181,8 @@ class JobDesk:
         elif what == "deadline":
             self._attempts.stop(job, timeout_error())
         elif what == "orphan":
-            self._attempts.stop(
-                job, ErrorInfo(Code.CANCELLED, "orphaned", "nobody came back for the job in time")
-            )
+            started = job.first_token_ns is not None
+            self._attempts.stop(job, orphaned_error() if started else client_gone_error())
         elif what == "stop":
             self._attempts.give_up(job)
 
@@ -213,6 +207,7 @@ class JobDesk:
         job.stream.resume(from_seq, window)
         self._delivery.attach(job, session)
         if job.state != "ended":
+            self._state.dispatch_due.add(job.device)
             self._state.to_client(session.peer, Accepted(rid=job.rid, job=job.number, position=0))
         self._delivery.pump(job)
 
