@@ -32,7 +32,9 @@ from vram_conductor.protocol import commands as c
 from vram_conductor.protocol import messages as m
 from vram_conductor.protocol.config import BrokerConfig, Config, DeviceConfig
 from vram_conductor.protocol.conversations import Fork, History
+from vram_conductor.protocol.drain import DrainDevice
 from vram_conductor.protocol.errors import Code, ErrorInfo
+from vram_conductor.protocol.keys import Role
 from vram_conductor.protocol.tokens import pack_tokens, unpack_tokens
 from vram_conductor.protocol.values import (
     ConversationKey,
@@ -489,13 +491,16 @@ class Client:
     """A client's connection."""
 
     def __init__(self, bench: Bench, peer: bytes, principal: str = PRINCIPAL) -> None:
+        self.role: Role = "owner"
         self.bench = bench
         self.peer = peer
         self.principal = principal
 
     def send(self, message: Any) -> None:
         self.bench.post(
-            ClientMessageIn(self.peer, self.principal, same_user_ipc=True, message=message)
+            ClientMessageIn(
+                self.peer, self.principal, same_user_ipc=True, message=message, role=self.role
+            )
         )
 
     def gone(self, *, dead: bool = False) -> None:
@@ -522,6 +527,12 @@ class Client:
     def decode(self, agent: str, prompt: str = "x", **fields: Any) -> bytes:
         rid: bytes = fields.pop("rid", None) or self.bench.rid()
         self.send(m.Decode(rid=rid, agent=agent, prompt=prompt, **fields))
+        return rid
+
+    def drain(self, device: str = "cpu", **fields: Any) -> bytes:
+        """DRAIN_DEVICE; returns its rid."""
+        rid: bytes = fields.pop("rid", None) or self.bench.rid()
+        self.send(DrainDevice(rid=rid, device=device, **fields))
         return rid
 
     def unregister(self, agent: str) -> bytes:

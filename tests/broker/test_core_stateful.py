@@ -215,6 +215,32 @@ class Machine:
         self.bench.advance(pick.of([0, 1500]), alive=False)
         self.start_worker(device, holds=pick.of([False, True]))
 
+    def drain(self, pick: Choice) -> None:
+        """An operator asks a worker to leave, or the same again."""
+        fresh = pick.of([True, True, False]) or not self.others
+        client = pick.of(self.clients)
+        client.role = pick.of(["admin", "admin", "owner"])
+        rid = self.bench.rid() if fresh else self.others[-1]
+        self.others.append(rid)
+        device = pick.of(DEVICES)
+        drain_ms, hold_ms = pick.of([None, 0, 40_000]), pick.of([0, 35_000])
+        client.drain(device, drain_ms=drain_ms, hold_ms=hold_ms, rid=rid)
+        client.role = "owner"
+
+    def leave_drained(self, pick: Choice) -> None:
+        """A worker that was asked to leave does so: what it had is given back, or ended."""
+        for device, worker in self.workers.items():
+            if worker.dead or worker.welcome is None or not worker.all(c.Drain):
+                continue
+            for job in list(worker.jobs.values()):
+                if pick.of([True, False]):
+                    worker.jobs.pop(job.run.op)
+                    worker.fail(job.run, Code.UNAVAILABLE, "worker_draining")
+            worker.dead = True
+            worker.say(c.WorkerBye(worker_epoch=worker.epoch))
+            if pick.of([True, True, False]):
+                self.start_worker(device, holds=pick.of([False, True]))
+
     def hold_answers(self, pick: Choice) -> None:
         """From now on a worker answers at once, or when and how the test says."""
         worker = self.workers[pick.of(DEVICES)]
@@ -462,6 +488,8 @@ WEIGHTS = {
     "residency": 2,
     "hold_answers": 1,
     "restart_worker": 1,
+    "drain": 1,
+    "leave_drained": 2,
     "say_ready_again": 1,
     "stale": 1,
     "leave": 1,

@@ -15,6 +15,7 @@ import pytest
 from vram_conductor.protocol import (
     commands,
     conversations,
+    drain,
     errors,
     limits,
     messages,
@@ -109,7 +110,7 @@ MESSAGES = (
 )
 STRUCTS = {
     name: kind
-    for module in (values, errors, replies, status, conversations)
+    for module in (values, errors, replies, status, conversations, drain)
     for name, kind in vars(module).items()
     if isinstance(kind, type)
     and issubclass(kind, msgspec.Struct)

@@ -10,7 +10,7 @@ from vram_conductor.broker.journal.restored import Restored
 from vram_conductor.broker.ledger.capacity import DeviceSpec
 from vram_conductor.broker.ledger.ledger import Ledger
 from vram_conductor.broker.registry import Agent, Conversation
-from vram_conductor.broker.state import JOBS_WAIT_MS, State
+from vram_conductor.broker.state import State
 from vram_conductor.broker.workers.devices import Device
 from vram_conductor.protocol.commands import Ready
 from vram_conductor.protocol.config import DeviceConfig
@@ -69,10 +69,9 @@ def _add_device(state: State, config: DeviceConfig, epoch: int) -> None:
     """The ledger gets its real size from the worker's READY."""
     info = DeviceInfo(device=config.id, kind=config.kind, name="", total_bytes=0)
     spec = DeviceSpec.of(config, info, state.config.broker.sample_max_age_ms)
-    state.devices[config.id] = Device(
-        config=config, ledger=Ledger(spec), absent_ns=state.now_ns, epoch=epoch
-    )
-    state.timers.set(("absent", config.id), state.in_ms(JOBS_WAIT_MS))
+    device = Device(config=config, ledger=Ledger(spec), absent_ns=state.now_ns, epoch=epoch)
+    state.devices[config.id] = device
+    state.timers.set(("absent", config.id), device.patient_until_ns)
 
 
 def _guess_kind(device: str) -> DeviceKind:

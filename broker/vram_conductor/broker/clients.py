@@ -17,9 +17,11 @@ from vram_conductor.broker.permissions import check_role, revoked
 from vram_conductor.broker.report import status_report
 from vram_conductor.broker.sessions import FEATURES, Leave, Session, announced_limits
 from vram_conductor.broker.state import State
+from vram_conductor.broker.workers.handover import Handover
 from vram_conductor.broker.workers.welcome import VERSION
 from vram_conductor.protocol import validate
 from vram_conductor.protocol.conversations import Fork, History
+from vram_conductor.protocol.drain import DrainDevice
 from vram_conductor.protocol.errors import ConductorError
 from vram_conductor.protocol.liveness import Liveness
 from vram_conductor.protocol.messages import (
@@ -56,6 +58,7 @@ class Clients:
         conversations: ConversationDesk,
         removal: Removal,
         leases: LeaseDesk,
+        handover: Handover,
     ) -> None:
         self._state = state
         self._agents = agents
@@ -63,6 +66,7 @@ class Clients:
         self._conversations = conversations
         self._removal = removal
         self._leases = leases
+        self._handover = handover
 
     def message(self, event: ClientMessageIn) -> None:
         """One message of a client; what is wrong with it is answered with ERROR."""
@@ -168,6 +172,8 @@ class Clients:
                 self._conversations.history(session, message)
             case Lease():
                 self._leases.lease(session, message)
+            case DrainDevice():
+                self._handover.drain(session, message)
             case List():
                 self._agents.list_agents(session, message)
             case Status():

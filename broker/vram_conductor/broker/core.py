@@ -20,7 +20,6 @@ from vram_conductor.broker.conversations import kv_quota
 from vram_conductor.broker.conversations.conversation_desk import ConversationDesk
 from vram_conductor.broker.drain import Drainage
 from vram_conductor.broker.effects import Effect
-from vram_conductor.broker.errors import no_worker_error
 from vram_conductor.broker.events import (
     ClientBad,
     ClientFlow,
@@ -48,8 +47,10 @@ from vram_conductor.broker.registry import Agent
 from vram_conductor.broker.report import status_report
 from vram_conductor.broker.state import State
 from vram_conductor.broker.timers import Key
+from vram_conductor.broker.workers.absence import no_worker
 from vram_conductor.broker.workers.commanding import Commander
 from vram_conductor.broker.workers.devices import Device
+from vram_conductor.broker.workers.handover import Handover
 from vram_conductor.broker.workers.residency import Samples
 from vram_conductor.broker.workers.workers import WorkerHooks, Workers
 from vram_conductor.protocol.commands import Ready, Residency
@@ -99,7 +100,10 @@ class Core:
         )
         self._leases = LeaseDesk(state, commander)
         talks = ConversationDesk(state, commander, self._reload.reconsider)
-        self._clients = Clients(state, agents, self._jobs, talks, self._removal, self._leases)
+        handover = self._handover = Handover(state, commander)
+        self._clients = Clients(
+            state, agents, self._jobs, talks, self._removal, self._leases, handover
+        )
         self._samples = Samples(state, commander)
         hooks = WorkerHooks(self._worker_welcomed, self._worker_lost, self._reported)
         self._workers = Workers(state, commander, lambda ready: find_device(state, ready), hooks)
@@ -133,7 +137,7 @@ class Core:
                 if session is not None:
                     self._delivery.flow(session, behind=behind)
             case WorkerBad(peer=peer, error=error):
-                state.log("error", "bad_worker_message", reason=error.reason)
+                self._workers.bad(peer, error)
             case WorkerGone(peer=peer, dead=dead):
                 self._workers.gone(peer, dead=dead)
             case Shutdown(drain_ms=drain_ms):
@@ -195,6 +199,7 @@ class Core:
         self._leases.granting.lost(device, error)
         self._asking.lost(device)
         self._reload.lost(device)
+        self._handover.lost(device, error)
 
     def _agent_suspended(self, agent: Agent, error: ErrorInfo) -> None:
         self._jobs.fail_waiting(agent.device, error, agent.key)
@@ -224,7 +229,7 @@ class Core:
                 self._workers.candidate_due(state.devices[who])
             case ("absent", str()):
                 if state.devices[who].link is None:
-                    self._jobs.fail_waiting(who, no_worker_error(who))
+                    self._jobs.fail_waiting(who, no_worker(state, who))
             case ("lease", LeaseKey()):
                 self._leases.expire(who)
             case ("lease_wait", LeaseKey()):

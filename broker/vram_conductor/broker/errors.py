@@ -19,9 +19,9 @@ LEAVING = "worker_draining"
 """The worker's reason for not doing, or not finishing, what it was asked."""
 
 
-def no_worker_error(*devices: str) -> ErrorInfo:
+def no_worker_error(*devices: str, last: str = "") -> ErrorInfo:
     """The devices have no worker, or have been without one for too long. None given: there is no
-    worker at all."""
+    worker at all. ``last``: what became of the last one."""
     if len(devices) == 1:
         what, how = f"device {devices[0]!r} has no worker now", f" --device {devices[0]}"
     else:
@@ -30,7 +30,7 @@ def no_worker_error(*devices: str) -> ErrorInfo:
     return ErrorInfo(
         Code.UNAVAILABLE,
         "no_worker",
-        f"{what}: if `conductor up` runs, its terminal or log says why; else start it, or "
+        f"{what}{last}: if `conductor up` runs, its terminal or log says why; else start it, or "
         f"`conductor worker{how}`; then try again",
         retryable=True,
         retry_after_ms=2_000,
@@ -94,6 +94,18 @@ def stale_error(device: str) -> ErrorInfo:
         "stale_worker",
         f"a younger worker has said READY for {device}; this one must exit",
         details={"device": device},
+    )
+
+
+def replaced_error(device: str, link: WorkerLink) -> ErrorInfo:
+    """Another worker serves the device than the one that was to leave."""
+    ready = link.ready
+    return ErrorInfo(
+        Code.ABORTED,
+        "worker_replaced",
+        f"the worker of {device} that was meant has left already; {ready.worker} (pid {ready.pid}, "
+        f"version {ready.version}, build {ready.build}) serves it now: look at `conductor status`",
+        details={"device": device, "pid": ready.pid, "worker_epoch": ready.worker_epoch},
     )
 
 

@@ -49,12 +49,12 @@ def _validate_ledgers(state: State, agents: AgentDesk, reload: Reload) -> None:
         assert agent.key not in pending
         assert (agent.state == "loading") == (agent.key in reload)
         assert (agent.state == "suspended") == (agent.reason is not None)
-        link = state.devices[agent.device].link
+        device = state.devices[agent.device]
         if agent.state == "ready":
             assert agent.key in held
-            assert link is not None
+            assert device.link is not None
         if agent.state == "waiting":
-            assert link is None
+            assert not device.ready
 
 
 def _validate_lobby(state: State, agents: AgentDesk) -> None:

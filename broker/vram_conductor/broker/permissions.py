@@ -7,6 +7,7 @@ from vram_conductor.broker.ledger.claims import Claim
 from vram_conductor.broker.ledger.decisions import Admit
 from vram_conductor.broker.sessions import Session
 from vram_conductor.broker.state import State
+from vram_conductor.protocol.drain import DrainDevice
 from vram_conductor.protocol.errors import (
     Code,
     ConductorError,
@@ -42,7 +43,8 @@ def revoked() -> Unauthenticated:
 
 def check_role(session: Session, message: ClientMessage) -> None:
     """Raises PermissionDenied ``role_denied``."""
-    if isinstance(message, Unregister) and message.principal not in (None, session.principal):
+    others = isinstance(message, Unregister) and message.principal not in (None, session.principal)
+    if others or isinstance(message, DrainDevice):
         may, needed = session.role == "admin", "admin"
     else:
         may, needed = session.role in ("owner", "admin") or isinstance(message, _LOOKS), "owner"

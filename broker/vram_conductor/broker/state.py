@@ -25,9 +25,6 @@ from vram_conductor.protocol.messages import BrokerMessage, Error
 MS = 1_000_000
 """Nanoseconds of a millisecond."""
 
-JOBS_WAIT_MS = 30_000
-"""Jobs wait for an absent worker for so long; a restart takes a few seconds."""
-
 Level = Literal["debug", "info", "warning", "error"]
 
 

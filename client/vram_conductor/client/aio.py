@@ -17,6 +17,7 @@ from vram_conductor.client.aio_reply import AsyncReply
 from vram_conductor.client.answers import typed, typed_agent
 from vram_conductor.client.calls import CallMessage, call_key
 from vram_conductor.client.core import ClientCore
+from vram_conductor.client.draining import AsyncDraining
 from vram_conductor.client.effects import Answered, Failed, News, RequestEffect
 from vram_conductor.client.endpoint import KeyPath, default_endpoint, key_for
 from vram_conductor.client.link import Link
@@ -43,7 +44,7 @@ from vram_conductor.protocol.ids import new_rid
 from vram_conductor.protocol.status import AgentList, AgentStatus, LeaseStatus, StatusReport
 
 
-class AsyncConductor(AsyncConversing):
+class AsyncConductor(AsyncConversing, AsyncDraining):
     """A connection to the broker, for one asyncio event loop.
 
     Open it with ``async with`` (or :meth:`connect` and :meth:`close`). It survives a lost

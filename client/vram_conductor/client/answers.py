@@ -7,10 +7,20 @@ from typing import Any, TypeVar
 import msgspec
 
 from vram_conductor.protocol.conversations import ForkReceipt, HistoryPage
+from vram_conductor.protocol.drain import DrainReceipt
 from vram_conductor.protocol.errors import Internal
 from vram_conductor.protocol.status import AgentList, AgentStatus, LeaseStatus, StatusReport
 
-T = TypeVar("T", AgentStatus, AgentList, LeaseStatus, StatusReport, ForkReceipt, HistoryPage)
+T = TypeVar(
+    "T",
+    AgentStatus,
+    AgentList,
+    LeaseStatus,
+    StatusReport,
+    ForkReceipt,
+    HistoryPage,
+    DrainReceipt,
+)
 
 
 def typed(body: dict[str, Any], kind: type[T]) -> T:

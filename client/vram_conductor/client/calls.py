@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from vram_conductor.client.effects import Answered, Failed, News, RequestEffect, Warn
 from vram_conductor.client.session import MS
 from vram_conductor.protocol.conversations import Fork, History
+from vram_conductor.protocol.drain import DrainDevice
 from vram_conductor.protocol.errors import (
     Code,
     ConductorError,
@@ -29,7 +30,9 @@ from vram_conductor.protocol.messages import (
     Unregister,
 )
 
-CallMessage = Register | Unregister | List | Status | Reset | Fork | History | Lease | Ping
+CallMessage = (
+    Register | Unregister | List | Status | Reset | Fork | History | Lease | DrainDevice | Ping
+)
 Answer = Ok | Error | Progress | Pong
 
 
@@ -139,7 +142,7 @@ def _withdrawal(call: _Call) -> list[Cancel]:
 
 
 def _late(call: _Call) -> DeadlineExceeded:
-    name = type(call.message).__name__.upper()
+    name = call.message.__struct_config__.tag
     return DeadlineExceeded(
         "no_answer",
         f"no answer to {name} within {call.timeout_ms} ms; look at `conductor status`, or give "

@@ -14,6 +14,7 @@ from vram_conductor.client.answers import typed, typed_agent
 from vram_conductor.client.calls import CallMessage, call_key
 from vram_conductor.client.conversing import Conversing
 from vram_conductor.client.core import ClientCore
+from vram_conductor.client.draining import Draining
 from vram_conductor.client.effects import Answered, Failed, News
 from vram_conductor.client.endpoint import KeyPath, default_endpoint, key_for
 from vram_conductor.client.inbox import Inbox
@@ -48,7 +49,7 @@ REGISTER_TIMEOUT_S = 660.0
 """Estimating and loading a large model takes minutes; a dead broker is noticed within seconds."""
 
 
-class Conductor(Conversing):
+class Conductor(Conversing, Draining):
     """A connection to the broker, for programs without asyncio.
 
     Thread-safe: a thread of its own owns the socket, and any thread may call any method. It

@@ -13,6 +13,7 @@ import msgspec
 
 from vram_conductor.protocol.base import Base
 from vram_conductor.protocol.conversations import Fork, History
+from vram_conductor.protocol.drain import DrainDevice
 from vram_conductor.protocol.errors import ErrorInfo
 from vram_conductor.protocol.limits import DEFAULT_CONVERSATION
 from vram_conductor.protocol.values import KVType, Message, Overflow, Sampling, Usage
@@ -256,7 +257,7 @@ class Error(Base, frozen=True, kw_only=True, tag="ERROR"):
 
 class Progress(Base, frozen=True, kw_only=True, tag="PROGRESS"):
     """Optional news about a slow request: ``stage`` is a stable word: ``worker`` (waits for
-    one), ``estimate``, ``load``, ``park``."""
+    one), ``estimate``, ``load``, ``park``, ``drain``."""
 
     rid: bytes
     stage: str
@@ -290,6 +291,7 @@ ClientMessage = (
     | Fork
     | History
     | Lease
+    | DrainDevice
     | Ping
     | Bye
 )

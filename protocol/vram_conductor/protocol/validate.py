@@ -22,6 +22,7 @@ from vram_conductor.protocol.check import (
     check_text,
 )
 from vram_conductor.protocol.conversations import Fork, History
+from vram_conductor.protocol.drain import DrainDevice, check_drain
 from vram_conductor.protocol.errors import InvalidArgument, Unimplemented
 from vram_conductor.protocol.messages import (
     Bye,
@@ -288,6 +289,7 @@ _CHECKS: dict[type, Callable[[Any], None]] = {
     Fork: check_fork,
     History: check_history,
     Lease: check_lease,
+    DrainDevice: check_drain,
     Ping: _check_ping,
     Bye: _check_nothing,
 }

@@ -192,7 +192,7 @@ class AgentDesk:
         if agent.spec.ephemeral:
             self._own(agent, session.peer)
         device = self._state.devices[agent.device]
-        if agent.state == "suspended" and device.link is None:
+        if agent.state == "suspended" and not device.ready:
             if not self._state.serves(device.id):
                 raise error_from_info(unconfigured_error(device.id))
             self.lobby.wait(Guest(session.peer, agent.key, message, (device.id,), again=False))

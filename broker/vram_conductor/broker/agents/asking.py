@@ -10,8 +10,8 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from vram_conductor.broker.errors import no_worker_error
 from vram_conductor.broker.state import State
+from vram_conductor.broker.workers.absence import no_worker
 from vram_conductor.broker.workers.commanding import Commander
 from vram_conductor.broker.workers.devices import Device
 from vram_conductor.broker.workers.links import OnLost, ReplyMessage
@@ -72,7 +72,7 @@ class Asking:
         """The device has lost its worker: what waited for its turn will not get one. (What was
         under way has been told already.)"""
         for question in self._waiting.pop(device.id, ()):
-            question.on_lost(no_worker_error(device.id))
+            question.on_lost(no_worker(self._state, device.id))
 
     def _pump(self, device: Device) -> None:
         waiting = self._waiting.get(device.id)

@@ -145,7 +145,7 @@ class Estimates:
 
     def _failed(self, inquiry: Inquiry, device: Device, error: ErrorInfo) -> None:
         inquiry.open.pop(device.id, None)
-        if device.link is None:
+        if not device.ready:
             inquiry.lost.add(device.id)
         file_bytes = error.details.get("file_bytes")
         deny = None
@@ -169,7 +169,7 @@ class Estimates:
             inquiry.on_answer(inquiry.mistakes[inquiry.devices[0]])
             return
         devices = {name: self._state.devices[name] for name in inquiry.devices}
-        inquiry.lost |= {name for name, device in devices.items() if device.link is None}
+        inquiry.lost |= {name for name, device in devices.items() if not device.ready}
         ledgers = {name: device.ledger for name, device in devices.items()}
         answer = admission.place(
             ledgers, inquiry.requests, self._state.now_ns, returning=inquiry.returning

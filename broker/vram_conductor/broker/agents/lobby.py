@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from vram_conductor.broker.errors import no_worker_error
-from vram_conductor.broker.state import State
+from vram_conductor.broker.state import MS, State
+from vram_conductor.broker.workers.absence import no_worker
 from vram_conductor.protocol.errors import ErrorInfo, ResourceExhausted, error_from_info
 from vram_conductor.protocol.messages import Progress, Register
 from vram_conductor.protocol.values import AgentKey
@@ -77,12 +77,11 @@ class Lobby:
         Raises Unavailable ``no_worker`` (waiting is switched off), ResourceExhausted
         ``too_many_waiters``.
         """
-        state, wait_ms = self._state, self._state.config.broker.worker_wait_ms
-        who = guest.peer, guest.message.rid
+        state, who = self._state, (guest.peer, guest.message.rid)
         if who in self._guests:
             return
         if not self.open:
-            raise error_from_info(no_worker_error(*guest.devices))
+            raise error_from_info(no_worker(state, *guest.devices))
         if len(self._guests) >= GUESTS_MAX:
             raise ResourceExhausted(
                 "too_many_waiters",
@@ -91,7 +90,9 @@ class Lobby:
                 limit=GUESTS_MAX,
             )
         self._guests[who] = guest
-        state.timers.set(("guest", who), state.in_ms(wait_ms))
+        until_ns = self._until_ns(guest)
+        state.timers.set(("guest", who), until_ns)
+        wait_ms = (until_ns - state.now_ns) // MS
         names = ", ".join(guest.devices) or "any device"
         note = f"waiting for the worker of {names}, up to {wait_ms / 1000:g} s"
         state.to_client(guest.peer, Progress(rid=guest.message.rid, stage="worker", note=note))
@@ -122,7 +123,13 @@ class Lobby:
     def expire(self, peer: bytes, rid: bytes) -> None:
         """A guest has waited for long enough."""
         guest = self._guests.pop((peer, rid))
-        self._state.fail(peer, rid, no_worker_error(*guest.devices))
+        self._state.fail(peer, rid, no_worker(self._state, *guest.devices))
+
+    def _until_ns(self, guest: Guest) -> int:
+        """As configured, or until the time that was given to a worker's successor is over."""
+        state = self._state
+        held = (state.devices[name].hold_until_ns for name in guest.devices)
+        return max(state.in_ms(state.config.broker.worker_wait_ms), *held, 0)
 
     def _take(self, wanted: Callable[[Guest], bool]) -> list[Guest]:
         found = [who for who, guest in self._guests.items() if wanted(guest)]

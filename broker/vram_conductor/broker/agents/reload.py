@@ -78,8 +78,11 @@ class Reload:
         return iter(self._returns)
 
     def welcomed(self, device: Device) -> None:
-        """The device has a worker: bring back its agents, those with promised bytes first."""
+        """The device has a worker: bring back its agents, those with promised bytes first. What
+        they take with another library build has to be asked anew."""
         agents = list(self._state.registry.on(device.id))
+        for agent in agents if device.former_build else ():
+            device.ledger.release(agent.key)
         for agent in sorted(agents, key=lambda item: item.key not in device.ledger):
             self.begin(agent)
 
@@ -93,7 +96,7 @@ class Reload:
         """Bytes became free: bring back the suspended agents that fit now."""
         for agent in list(self._state.registry.on(device.id)):
             claim = self._denied.get(agent.key)
-            if agent.state != "suspended" or claim is None or device.link is None:
+            if agent.state != "suspended" or claim is None or not device.ready:
                 continue
             answer = device.ledger.decide(claim, self._state.now_ns, returning=True)
             if not isinstance(answer, Deny):
@@ -244,15 +247,15 @@ class Reload:
         self._returned(agent, None, back.waiters)
 
     def _unload(self, back: Return, device: Device) -> None:
-        """Nothing stays: not in the ledger, not at the worker. Without a worker a promise that
-        was committed before stays for the next one."""
+        """Nothing stays: not in the ledger, not at the worker. Without a worker, or with one that
+        is leaving, a promise that was committed before stays for the next one."""
         reservation, agent = back.reservation, back.agent
         claim = device.ledger.claim_of(agent.key)
         if reservation is not None:
             device.ledger.rollback(reservation)
-        elif device.link is not None:
+        elif device.ready:
             device.ledger.release(agent.key)
-        if claim is not None and device.link is not None:
+        if claim is not None and device.ready:
             self._loading.unload(device, agent.key, claim.model, claim.kv_type)
 
     def _denied_by(self, back: Return, deny: Deny) -> None:
@@ -263,7 +266,7 @@ class Reload:
     def _fail(self, back: Return, error: ErrorInfo) -> None:
         agent = back.agent
         del self._returns[agent.key]
-        if self._state.devices[agent.device].link is None:
+        if not self._state.devices[agent.device].ready:
             agent.state = "waiting"
         else:
             agent.state, agent.reason = "suspended", error

@@ -26,7 +26,7 @@ def shut_out(device: Device, agent: AgentKey) -> Lease | str:
 def hindrance(state: State, job: Job, principal: str | None) -> tuple[str, int | None]:
     """Why the job cannot run now, as ``principal`` is told it, and when that ends by itself."""
     device = state.devices[job.device]
-    if device.link is None:
+    if device.link is None or (device.link.draining and job.state == "queued"):
         return "worker", None
     if device.link.away_ns is not None:
         return "worker", device.link.away_ns + device.link.resume_ms * MS

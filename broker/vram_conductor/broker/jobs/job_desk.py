@@ -9,7 +9,6 @@ from vram_conductor.broker.errors import (
     cancelled_error,
     client_gone_error,
     draining_error,
-    no_worker_error,
     orphaned_error,
     queue_timeout_error,
     timeout_error,
@@ -20,7 +19,8 @@ from vram_conductor.broker.jobs.job import Job, wait_ns
 from vram_conductor.broker.permissions import check_quota, quota_of
 from vram_conductor.broker.registry import Agent, Conversation
 from vram_conductor.broker.sessions import Leave, Session, orphan_ms
-from vram_conductor.broker.state import JOBS_WAIT_MS, MS, State
+from vram_conductor.broker.state import State
+from vram_conductor.broker.workers.absence import no_worker
 from vram_conductor.broker.workers.devices import Device
 from vram_conductor.protocol import limits
 from vram_conductor.protocol.errors import (
@@ -222,8 +222,8 @@ class JobDesk:
         if agent.state == "suspended" and agent.reason is not None:
             raise error_from_info(agent.reason)
         device = state.devices[agent.device]
-        if device.link is None and state.now_ns - device.absent_ns >= JOBS_WAIT_MS * MS:
-            raise error_from_info(no_worker_error(device.id))
+        if device.link is None and state.now_ns >= device.patient_until_ns:
+            raise error_from_info(no_worker(state, device.id))
         return device
 
     def _check_quota(self, principal: str, retry_after_ms: int) -> None:

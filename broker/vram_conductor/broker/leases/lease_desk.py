@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from vram_conductor.broker.agents.lobby import check_waiters
-from vram_conductor.broker.errors import cancelled_error, draining_error, no_worker_error
+from vram_conductor.broker.errors import cancelled_error, draining_error
 from vram_conductor.broker.journal.records import LeaseEnded, LeaseHeld
 from vram_conductor.broker.journal.restored import Restored
 from vram_conductor.broker.leases.granting import Granting
@@ -15,6 +15,7 @@ from vram_conductor.broker.ledger.decisions import Deny, LeaseKey
 from vram_conductor.broker.permissions import check_quota, held_bytes, quota_of
 from vram_conductor.broker.sessions import Session
 from vram_conductor.broker.state import State
+from vram_conductor.broker.workers.absence import no_worker
 from vram_conductor.broker.workers.commanding import Commander
 from vram_conductor.broker.workers.devices import Device
 from vram_conductor.protocol import limits
@@ -272,7 +273,7 @@ class LeaseDesk:
             names = [message.device]
         ready = [state.devices[name] for name in names if state.devices[name].ready]
         if not ready:
-            raise error_from_info(no_worker_error(*names))
+            raise error_from_info(no_worker(state, *names))
 
         def rank(device: Device) -> tuple[bool, int]:
             ledger = device.ledger

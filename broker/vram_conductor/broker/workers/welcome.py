@@ -44,6 +44,28 @@ def refusal(config: Config, device: Device | None, ready: Ready) -> ErrorInfo | 
     return check_numbers(config, device, ready)
 
 
+def log_ready(state: State, device: Device, ready: Ready) -> None:
+    """Say who serves the device from now on, and what is new about it."""
+    state.log(
+        "info",
+        "worker_ready",
+        device=device.id,
+        worker=ready.worker,
+        pid=ready.pid,
+        version=ready.version,
+        build=ready.build,
+    )
+    if device.former_build:
+        state.log(
+            "warning",
+            "worker_build_changed",
+            device=device.id,
+            was=device.former_build,
+            now=ready.build,
+            what="parked states of the former build are of no use; sizes are asked anew",
+        )
+
+
 def welcome_message(state: State, device: Device) -> WorkerWelcome:
     """W_WELCOME with every conversation of the device that has a record."""
     return WorkerWelcome(

@@ -13,13 +13,13 @@ from vram_conductor.broker.errors import LEFT, left_error, lost_error, stale_err
 from vram_conductor.broker.events import WorkerMessageIn
 from vram_conductor.broker.journal.records import WorkerEpochSeen
 from vram_conductor.broker.permissions import device_denied
-from vram_conductor.broker.state import JOBS_WAIT_MS, Level, State
+from vram_conductor.broker.state import Level, State
 from vram_conductor.broker.workers.candidates import Candidates
 from vram_conductor.broker.workers.commanding import Commander
 from vram_conductor.broker.workers.devices import Device
 from vram_conductor.broker.workers.holding import Holding
 from vram_conductor.broker.workers.links import Candidate, WorkerLink
-from vram_conductor.broker.workers.welcome import refusal, welcome_message
+from vram_conductor.broker.workers.welcome import log_ready, refusal, welcome_message
 from vram_conductor.protocol.commands import (
     FromWorker,
     NoSession,
@@ -31,7 +31,7 @@ from vram_conductor.protocol.commands import (
     WorkerPong,
     WorkerRefused,
 )
-from vram_conductor.protocol.errors import ErrorInfo
+from vram_conductor.protocol.errors import ConductorError, ErrorInfo
 from vram_conductor.protocol.liveness import Liveness
 
 
@@ -127,6 +127,12 @@ class Workers:
         else:
             self.lose(device, lost_error(device.id))
 
+    def bad(self, peer: bytes, error: ConductorError) -> None:
+        """Frames that cannot be read. A worker of another protocol is told so."""
+        self._state.log("error", "bad_worker_message", reason=error.reason)
+        if error.reason == "unsupported_version":
+            self._refuse(peer, error.info)
+
     def check_alive(self, device: Device) -> None:
         """The timer of the device's worker."""
         link = device.link
@@ -145,11 +151,11 @@ class Workers:
         link = device.link
         assert link is not None
         state = self._state
-        device.forget_worker(state.now_ns)
+        device.forget_worker(state.now_ns, left=error.reason == LEFT)
         device.ledger.forget_sample()
         self._device_of.pop(link.peer, None)
         state.timers.cancel(("worker", device.id))
-        state.timers.set(("absent", device.id), state.in_ms(JOBS_WAIT_MS))
+        state.timers.set(("absent", device.id), device.patient_until_ns)
         level: Level = "info" if error.reason == LEFT else "warning"
         state.log(level, "worker_lost", device=device.id, reason=error.reason)
         self._commander.lose(device, link, error)
@@ -164,7 +170,9 @@ class Workers:
         candidate = device.candidate
         if candidate is None or self._state.draining:
             return
-        if device.link is not None:
+        if device.link is not None and device.link.draining:
+            self._candidates.wait(device)
+        elif device.link is not None:
             self.lose(device, lost_error(device.id))
         else:
             self._candidates.drop(device)
@@ -195,7 +203,7 @@ class Workers:
             self._candidates.hold(device, who)
         elif ready.worker_epoch == link.epoch:
             self._reconnected(device, link, who)
-        elif ready.worker_epoch < link.epoch:
+        elif ready.worker_epoch < link.epoch and not link.draining:
             self._refuse(peer, taken_error(device.id, link))
         elif not link.connected and ready.host == link.ready.host:
             # Its parked states have one owner at a time: the older one has ended.
@@ -237,7 +245,7 @@ class Workers:
         heartbeat_ms = state.config.broker.heartbeat_ms
         link = WorkerLink(peer, ready, Liveness(state.now_ns, heartbeat_ms, pings=False))
         link.key, link.resume_ms = who.key, self._holding.resume_ms(ready)
-        device.link = link
+        device.link, device.hold_until_ns = link, 0
         self._device_of[peer] = device
         state.timers.cancel(("absent", device.id))
         self._watch(device, link)
@@ -245,7 +253,7 @@ class Workers:
             device.epoch = ready.worker_epoch
             state.append(WorkerEpochSeen(device=device.id, worker_epoch=ready.worker_epoch))
         state.to_worker(peer, welcome_message(state, device))
-        state.log("info", "worker_ready", device=device.id, worker=ready.worker, pid=ready.pid)
+        log_ready(state, device, ready)
         self._hooks.welcomed(device, ready)
 
     # --- parts --------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from vram_conductor.protocol import limits, messages
 from vram_conductor.protocol.codec import CLIENT_TO_BROKER
 from vram_conductor.protocol.errors import LEDGER_DENY, Code, ErrorInfo
 from vram_conductor.protocol.values import Message, Sampling, Swap, Usage
-from vram_conductor.protocol.vectors import conversation_cases, structure_cases
+from vram_conductor.protocol.vectors import conversation_cases, drain_cases, structure_cases
 from vram_conductor.protocol.vectors.vector import Direction, Vector
 
 RID = bytes.fromhex("017f22e279b07cc398c4dc0c0c07398f")
@@ -101,6 +101,7 @@ def client_requests() -> dict[str, msgspec.Struct]:
         "reset": m.Reset(rid=RID, agent="coder"),
         "reset_full": m.Reset(rid=RID, agent="coder", conversation="side"),
         **lease_requests(),
+        **drain_cases.requests(RID),
         "ping": m.Ping(),
         "ping_full": m.Ping(n=2**63 - 1),
         "bye": m.Bye(),
@@ -206,6 +207,7 @@ def broker_replies() -> dict[str, msgspec.Struct]:
             rid=RID, stage="estimate", done=512, total=1024, note="reading the vocabulary"
         ),
         "goaway": m.GoAway(reason="shutdown", drain_ms=10_000),
+        **drain_cases.answers(RID),
         "pong": m.Pong(),
         "pong_full": m.Pong(n=2**63 - 1),
     } | conversation_cases.answers(RID)

@@ -251,6 +251,13 @@ def _bad_others() -> list[tuple[str, str, dict[str, Any]]]:
         ("lease", "name_slash", {"name": "local/train", "bytes": 1}),
         ("lease", "name_missing", {"bytes": 1}),
         ("lease", "device_empty", {"name": "train", "bytes": 1, "device": ""}),
+        ("drain_device", "device_missing", {}),
+        ("drain_device", "device_slash", {"device": "../cpu"}),
+        ("drain_device", "epoch_negative", {"device": "cpu", "worker_epoch": -1}),
+        ("drain_device", "drain_negative", {"device": "cpu", "drain_ms": -1}),
+        ("drain_device", "drain_text", {"device": "cpu", "drain_ms": "10s"}),
+        ("drain_device", "hold_float", {"device": "cpu", "hold_ms": 0.5}),
+        ("drain_device", "hold_too_long", {"device": "cpu", "hold_ms": limits.TIME_MS_MAX + 1}),
         ("ping", "negative", {"n": -1}),
     ]
 
