@@ -122,7 +122,7 @@ class Walker:
         draw: random.Random,
         doing: Callable[[str, str], None],
     ) -> None:
-        self.steps = 0
+        self.steps: int = 0
         self.counts: Counter[str] = Counter()
         self.problems: list[str] = []
         self._bed, self._models, self._name, self._draw = bed, models, name, draw

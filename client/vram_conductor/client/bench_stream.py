@@ -30,7 +30,7 @@ class Stream:
         self.counts: list[int] = []
         self.usage: Usage | None = None
         self.error: ConductorError | None = None
-        self.began_s = time.perf_counter()
+        self.began_s: float = time.perf_counter()
         self._first = threading.Event()
         self._reply = bed.start(agent, tokens, **options)
         self._thread = threading.Thread(target=self._read, name=f"stream {agent}", daemon=True)

@@ -26,7 +26,7 @@ class Busy:
     """
 
     def __init__(self, act: Callable[[int], None]) -> None:
-        self.count = 0
+        self.count: int = 0
         self._act = act
         self._stop = threading.Event()
         self._error: ConductorError | None = None

@@ -46,7 +46,7 @@ class ChatInput:
         self, line: Callable[[str], str] | None = None, *, is_terminal: bool | None = None
     ) -> None:
         both = sys.stdin.isatty() and sys.stdout.isatty()
-        self.is_terminal = both if is_terminal is None else is_terminal
+        self.is_terminal: bool = both if is_terminal is None else is_terminal
         self._line = line or (_typed_line() if self.is_terminal else _piped_line)
 
     def read(self) -> Typed | None:

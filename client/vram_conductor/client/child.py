@@ -36,9 +36,9 @@ class Child:
 
     def __init__(self, name: str, command: Sequence[str]) -> None:
         self.name = name
-        self.command = list(command)
+        self.command: list[str] = list(command)
         self.process: subprocess.Popen[bytes] | None = None
-        self.failures = 0
+        self.failures: int = 0
         self.restarts = 0
         self._pidfd = -1
         self._started_s = 0.0

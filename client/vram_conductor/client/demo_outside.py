@@ -31,8 +31,8 @@ class PeakMemory:
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
-        self.first_bytes = resident_bytes(pid)
-        self.peak_bytes = self.first_bytes
+        self.first_bytes: int = resident_bytes(pid)
+        self.peak_bytes: int = self.first_bytes
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()

@@ -59,7 +59,7 @@ class HistoryReader:
         self._turns: list[Turn] = []
         self._ids: list[int] | None = [] if ids else None
         self._last: HistoryPage | None = None
-        self.is_done = False
+        self.is_done: bool = False
 
     def request(self) -> wire.History:
         """The next message to send."""

@@ -111,7 +111,7 @@ class Hub:
             import huggingface_hub  # noqa: F401
         except ImportError as error:
             raise client_missing(error) from None
-        self.endpoint = (os.environ.get("HF_ENDPOINT") or DEFAULT_ENDPOINT).rstrip("/")
+        self.endpoint: str = (os.environ.get("HF_ENDPOINT") or DEFAULT_ENDPOINT).rstrip("/")
         self._pause = pause
 
     def repo(self, name: str, revision: str = "main") -> Repo:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import time
+from collections.abc import Callable
 
 from vram_conductor.client.effects import RequestEffect
 
@@ -17,7 +18,7 @@ class Inbox:
 
     def __init__(self) -> None:
         self._effects: queue.SimpleQueue[RequestEffect] = queue.SimpleQueue()
-        self.put = self._effects.put
+        self.put: Callable[[RequestEffect], None] = self._effects.put
 
     def get(self, timeout_s: float | None = None) -> RequestEffect | None:
         """The next effect; None if there is none within ``timeout_s`` seconds."""

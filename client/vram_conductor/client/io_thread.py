@@ -23,7 +23,7 @@ from vram_conductor.protocol.errors import (
     Internal,
 )
 
-log = logging.getLogger("vram_conductor.client")
+log: logging.Logger = logging.getLogger("vram_conductor.client")
 
 Command = Callable[[ClientCore, int], Iterable[Effect]]
 """Runs in the IO thread with the core and the time."""

@@ -55,8 +55,8 @@ class Job:
         self.decode = decode
         self.sent_epoch: int | None = None
         """The broker that has, or may have, this job; None while it was never sent."""
-        self.received_chars = 0
-        self.cancelling = False
+        self.received_chars: int = 0
+        self.cancelling: bool = False
         self._timing = timing
         self._answer_ms = answer_ms
         self._answer_ns: int | None = None

@@ -36,7 +36,7 @@ class Lease:
         self._renewal = renewal
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
-        self.info = info
+        self.info: LeaseStatus = info
         self.error: ConductorError | None = None
 
     def __repr__(self) -> str:

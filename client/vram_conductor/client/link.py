@@ -34,7 +34,7 @@ from vram_conductor.protocol.keys import KeyFile
 from vram_conductor.protocol.messages import Error
 from vram_conductor.protocol.sockets import Context, SendResult, Socket, connect, receive, send
 
-log = logging.getLogger("vram_conductor.client")
+log: logging.Logger = logging.getLogger("vram_conductor.client")
 
 BATCH_MESSAGES = 256
 """Messages received before the owner gets a turn again."""
@@ -67,7 +67,7 @@ class Link:
         self._key = key if isinstance(parse_endpoint(endpoint), Tcp) else None
         self.core = core
         self.sinks: dict[bytes, Sink] = {}
-        self.generation = 0
+        self.generation: int = 0
         self._endpoint = endpoint
         self._context: Context = zmq.Context()
         self._socket: Socket | None = None

@@ -6,6 +6,7 @@ import shutil
 import sys
 import threading
 import time
+from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Self
 
@@ -20,7 +21,7 @@ class LiveLine:
     """Draws and removes the line. Thread-safe; the owner of stderr clears it before writing."""
 
     def __init__(self) -> None:
-        self.lock = threading.RLock()
+        self.lock: AbstractContextManager[object] = threading.RLock()
         self._shown = False
         self._drawn_s = 0.0
 

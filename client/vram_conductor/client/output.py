@@ -31,6 +31,8 @@ class Output:
 
     def __init__(self, *, json: bool) -> None:
         self.json = json
+        self.width: int
+        self.height: int
         self.width, self.height = shutil.get_terminal_size((100, 24))
         self._live = LiveLine()
         self._mid_line = False

@@ -53,7 +53,7 @@ class ReplyState:
 
     def __init__(self, decode: Decode) -> None:
         self.decode = decode
-        self.rid = decode.rid
+        self.rid: bytes = decode.rid
         self.ids: list[int] = []
         self.usage: Usage | None = None
         self.queued: Queued | None = None

@@ -58,7 +58,7 @@ class Session:
 
     def __init__(self, endpoint: str, client: str, timing: Timing) -> None:
         self.endpoint = endpoint
-        self.phase = Phase.DOWN
+        self.phase: Phase = Phase.DOWN
         self.welcome: Welcome | None = None
         self.goaway: GoAway | None = None
         self._client = client

@@ -87,14 +87,14 @@ class Stage:
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
         # ipc paths must stay below 108 bytes, so a deep TMPDIR is not used for them.
-        self.folder = Path(tempfile.mkdtemp(prefix="vmc-", dir="/tmp"))
+        self.folder: Path = Path(tempfile.mkdtemp(prefix="vmc-", dir="/tmp"))
         base = SHARED_MEMORY if SHARED_MEMORY.is_dir() else self.folder
-        self.arena_dir = base / f"vmc-{secrets.token_hex(6)}"
-        self.config = self.folder / "conductor.toml"
+        self.arena_dir: Path = base / f"vmc-{secrets.token_hex(6)}"
+        self.config: Path = self.folder / "conductor.toml"
         self.config.write_text(self._text(devices, worker, broker))
-        self.log = self.folder / "log"
+        self.log: Path = self.folder / "log"
         self.keep = False
-        self.supervisor = Supervisor(
+        self.supervisor: Supervisor = Supervisor(
             self.config,
             [device.id for device in devices],
             log=self.log,
@@ -102,7 +102,7 @@ class Stage:
             say=say,
         )
         self._thread: threading.Thread | None = None
-        self.endpoint = ""
+        self.endpoint: str = ""
 
     def _text(self, devices: Sequence[StageDevice], worker: str, broker: str) -> str:
         run, state = self.folder / "run", self.folder / "state"

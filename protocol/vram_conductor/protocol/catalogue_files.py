@@ -24,7 +24,7 @@ from vram_conductor.protocol.catalogue import (
 from vram_conductor.protocol.config import WorkerConfig, config_home
 from vram_conductor.protocol.errors import InvalidArgument
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 OWN_FILE = "models.toml"
 
@@ -44,7 +44,7 @@ class CatalogueFiles:
 
     def __init__(self, config: WorkerConfig, env: Mapping[str, str] = os.environ) -> None:
         if config.catalogue:
-            self.own = Path(config.catalogue)
+            self.own: Path = Path(config.catalogue)
             self._files = [self.own]
             self._needed = {self.own}
         else:

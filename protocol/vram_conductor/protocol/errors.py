@@ -74,7 +74,7 @@ class ConductorError(Exception):
         **details: Any,
     ) -> None:
         super().__init__(message)
-        self.info = ErrorInfo(
+        self.info: ErrorInfo = ErrorInfo(
             code=code or self.code,
             reason=reason,
             message=message,

@@ -97,7 +97,7 @@ class KeyFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.list_path = path / "keys.json"
+        self.list_path: Path = path / "keys.json"
         self._pair_path = path / "broker.key"
 
     @property
