@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 from vram_conductor.protocol.split_files import (
     PartName,
     combined_sha256,
-    model_stamp,
     part_name,
     part_paths,
 )
-from vram_conductor.protocol.stamp import write_stamp
+from vram_conductor.protocol.stamp import model_stamp, write_stamp
 
 
 def stamp(path: Path) -> str:

@@ -17,7 +17,8 @@ from llama_cpp import llama_cpp as ll
 
 from vram_conductor.protocol.catalogue import Catalogue, CatalogueModel, PathSource
 from vram_conductor.protocol.errors import ConductorError, InvalidArgument, OutOfRange
-from vram_conductor.protocol.split_files import combined_sha256, model_stamp
+from vram_conductor.protocol.split_files import combined_sha256
+from vram_conductor.protocol.stamp import model_stamp
 from vram_conductor.protocol.values import PoolShape
 from vram_conductor.worker.digest import Digester
 from vram_conductor.worker.estimating import check_file_size

@@ -15,7 +15,7 @@ from vram_conductor.client.pull import Pulled, find, pull
 from vram_conductor.client.text import size, table
 from vram_conductor.protocol.catalogue import CatalogueModel, HubSource
 from vram_conductor.protocol.errors import ConductorError
-from vram_conductor.protocol.split_files import model_stamp
+from vram_conductor.protocol.stamp import model_stamp
 
 
 def add(commands: Any, common: argparse.ArgumentParser) -> None:

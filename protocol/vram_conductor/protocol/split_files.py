@@ -2,7 +2,7 @@
 
 The names are llama.cpp's (``llama_split_path``): a prefix, the part's number from 1 on, and how
 many there are, five digits each. A split model is named by its first part, and all parts lie in one
-folder. A file with any other name is a model by itself. All but :func:`model_stamp` is pure.
+folder. A file with any other name is a model by itself. *Pure.*
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-from vram_conductor.protocol.stamp import read_stamp
 
 _PART = re.compile(r"(?P<prefix>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.ASCII)
 
@@ -57,14 +55,3 @@ def combined_sha256(digests: Sequence[str]) -> str:
     if len(digests) == 1:
         return digests[0]
     return hashlib.sha256("".join(f"{digest}\n" for digest in digests).encode()).hexdigest()
-
-
-def model_stamp(path: Path) -> str | None:
-    """The digest of a model from its parts' stamps; None where one has none that still holds."""
-    digests: list[str] = []
-    for part in part_paths(path):
-        digest = read_stamp(part)
-        if digest is None:
-            return None
-        digests.append(digest)
-    return combined_sha256(digests)

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import msgspec
 
+from vram_conductor.protocol.split_files import combined_sha256, part_paths
+
 _STAMP_BYTES_MAX = 4096
 
 
@@ -51,6 +53,18 @@ def read_stamp(file: Path) -> str | None:
         return stamp.sha256 if stamp == stamp_of(file.stat(), stamp.sha256) else None
     except (OSError, msgspec.MsgspecError, ValueError, RecursionError):
         return None
+
+
+def model_stamp(path: Path) -> str | None:
+    """The digest of a model in one or several files, from their stamps; None where one has none
+    that still holds."""
+    digests: list[str] = []
+    for part in part_paths(path):
+        digest = read_stamp(part)
+        if digest is None:
+            return None
+        digests.append(digest)
+    return combined_sha256(digests)
 
 
 def write_stamp(file: Path, sha256: str, stat: os.stat_result) -> None:
