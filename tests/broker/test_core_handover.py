@@ -352,6 +352,30 @@ def test_another_build_is_taken_said_and_asked_anew() -> None:
     assert not newer.all(c.Estimate)
 
 
+@pytest.mark.parametrize(
+    ("builds", "taken"),
+    [
+        ([], True),
+        (["lib-1.2"], True),
+        (["lib-1.1", "lib-1.2+abc"], True),
+        (["lib-1.2+abd"], False),
+        (["lib-1"], False),
+        (["lib-1.1", "lib-1.3"], False),
+    ],
+)
+def test_only_configured_builds_are_taken(builds: list[str], taken: bool) -> None:
+    bench = Bench(config_of(builds=builds))
+    worker = bench.worker(ready=False)
+    worker.ready(build="lib-1.2+abc")
+    assert (worker.welcome is not None) == taken
+    if not taken:
+        assert worker.refused is not None
+        error = worker.refused
+        assert (error.reason, error.details["theirs"]) == ("unsupported_build", "lib-1.2+abc")
+        assert error.details["ours"] == builds
+        assert all(build in error.message for build in ["lib-1.2+abc", *builds])
+
+
 def test_agents_that_do_not_fit_with_another_build_are_suspended_with_the_numbers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -34,6 +34,8 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             doing; 0: not at all.
         worker_wait_ms: how long REGISTER waits for a device whose worker is away; 0: not at all.
         lease_wait_ms: how long a lease may wait until agents have made room for it.
+        builds: library builds whose workers are taken, as STATUS names them, or without what
+            follows the ``+`` (``llama-cpp-python-0.3.36``); empty: all.
         keys_dir: folder of the keys; empty: ``keys`` in the state folder. Where there are keys,
             tcp endpoints ask for one.
     """
@@ -47,6 +49,7 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     default_n_ctx: int = 4096
     default_kv_type: KVType = "f16"
     worker_inflight: int = 8
+    builds: list[str] = []
     queued_jobs_max: int = limits.QUEUED_JOBS_MAX
     queued_jobs_per_agent_max: int = limits.QUEUED_JOBS_PER_AGENT_MAX
     result_keep_ms: int = limits.RESULT_KEEP_MS

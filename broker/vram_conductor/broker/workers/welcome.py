@@ -41,7 +41,22 @@ def refusal(config: Config, device: Device | None, ready: Ready) -> ErrorInfo | 
             f"{ready.device.kind}; correct the [[device]] table",
             details={"device": name},
         )
-    return check_numbers(config, device, ready)
+    return check_build(config.broker.builds, ready) or check_numbers(config, device, ready)
+
+
+def check_build(builds: list[str], ready: Ready) -> ErrorInfo | None:
+    """Why the worker's library build will not do; None if it will. ``builds``: as configured."""
+    release = ready.build.partition("+")[0]
+    if not builds or ready.build in builds or release in builds:
+        return None
+    return ErrorInfo(
+        Code.FAILED_PRECONDITION,
+        "unsupported_build",
+        f"the worker {ready.worker} has the library build {ready.build}, this broker takes only "
+        f"{', '.join(builds)} (broker.builds): install that for the worker, or add its build to "
+        "the list",
+        details={"theirs": ready.build, "ours": builds, "version": ready.version},
+    )
 
 
 def log_ready(state: State, device: Device, ready: Ready) -> None:
