@@ -27,6 +27,7 @@ from vram_conductor.protocol import limits
 from vram_conductor.protocol import messages as m
 from vram_conductor.protocol.config import DeviceConfig
 from vram_conductor.protocol.errors import Code, ErrorInfo
+from vram_conductor.protocol.fitting import Fit
 from vram_conductor.protocol.values import AgentKey, ConversationKey
 
 T = TypeVar("T")
@@ -130,6 +131,12 @@ class Machine:
     def history(self, pick: Choice) -> None:
         rid = pick.of(self.clients).history(pick.of("abde"), from_token=pick.of([0, 3, None]))
         self.others.append(rid)
+
+    def fit(self, pick: Choice) -> None:
+        rid = self.bench.rid()
+        self.others.append(rid)
+        model, device = pick.of(["small", "other", "none"]), pick.of([None, *DEVICES])
+        pick.of(self.clients).send(Fit(rid=rid, model=model, device=device, slots=pick.of([1, 2])))
 
     def cancel_register(self, pick: Choice) -> None:
         if self.others:
@@ -447,6 +454,7 @@ class Machine:
         assert not len(self.state.queue)
         assert not len(self.bench.core._agents.registration)
         assert not len(self.bench.core._agents.lobby)
+        assert not len(self.bench.core._agents.fits)
         assert all(tenure.expires_ns for tenure in self.state.leases.values())
         for device in self.state.devices.values():
             kept = {a.key for a in self.state.registry if a.device == device.id}
@@ -497,6 +505,7 @@ WEIGHTS = {
     "unregister": 1,
     "reset": 1,
     "cancel_register": 1,
+    "fit": 2,
     "long_time": 1,
     "restart_broker": 1,
 }

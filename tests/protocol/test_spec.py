@@ -17,6 +17,7 @@ from vram_conductor.protocol import (
     conversations,
     drain,
     errors,
+    fitting,
     limits,
     messages,
     replies,
@@ -110,7 +111,7 @@ MESSAGES = (
 )
 STRUCTS = {
     name: kind
-    for module in (values, errors, replies, status, conversations, drain)
+    for module in (values, errors, replies, status, conversations, drain, fitting)
     for name, kind in vars(module).items()
     if isinstance(kind, type)
     and issubclass(kind, msgspec.Struct)

@@ -23,6 +23,7 @@ from vram_conductor.protocol import validate
 from vram_conductor.protocol.conversations import Fork, History
 from vram_conductor.protocol.drain import DrainDevice
 from vram_conductor.protocol.errors import ConductorError
+from vram_conductor.protocol.fitting import Fit
 from vram_conductor.protocol.liveness import Liveness
 from vram_conductor.protocol.messages import (
     Bye,
@@ -162,6 +163,8 @@ class Clients:
                 self._cancel(session, message)
             case Register():
                 self._agents.register(session, message)
+            case Fit():
+                self._agents.fit(session, message)
             case Unregister():
                 self._agents.unregister(session, message)
             case Reset():

@@ -37,6 +37,7 @@ from vram_conductor.client.requests import (
     checked_timeout_ms,
     timing,
 )
+from vram_conductor.client.surveying import AsyncSurveying
 from vram_conductor.client.sync import LEASE_TIMEOUT_S, REGISTER_TIMEOUT_S
 from vram_conductor.protocol import messages as wire
 from vram_conductor.protocol.errors import FailedPrecondition, error_from_info
@@ -44,7 +45,7 @@ from vram_conductor.protocol.ids import new_rid
 from vram_conductor.protocol.status import AgentList, AgentStatus, LeaseStatus, StatusReport
 
 
-class AsyncConductor(AsyncConversing, AsyncDraining):
+class AsyncConductor(AsyncConversing, AsyncDraining, AsyncSurveying):
     """A connection to the broker, for one asyncio event loop.
 
     Open it with ``async with`` (or :meth:`connect` and :meth:`close`). It survives a lost

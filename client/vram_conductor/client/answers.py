@@ -9,6 +9,7 @@ import msgspec
 from vram_conductor.protocol.conversations import ForkReceipt, HistoryPage
 from vram_conductor.protocol.drain import DrainReceipt
 from vram_conductor.protocol.errors import Internal
+from vram_conductor.protocol.fitting import FitReport
 from vram_conductor.protocol.status import AgentList, AgentStatus, LeaseStatus, StatusReport
 
 T = TypeVar(
@@ -20,6 +21,7 @@ T = TypeVar(
     ForkReceipt,
     HistoryPage,
     DrainReceipt,
+    FitReport,
 )
 
 

@@ -15,6 +15,7 @@ from vram_conductor.protocol.errors import (
     Unavailable,
     error_from_info,
 )
+from vram_conductor.protocol.fitting import Fit
 from vram_conductor.protocol.messages import (
     Cancel,
     Error,
@@ -31,7 +32,17 @@ from vram_conductor.protocol.messages import (
 )
 
 CallMessage = (
-    Register | Unregister | List | Status | Reset | Fork | History | Lease | DrainDevice | Ping
+    Register
+    | Unregister
+    | Fit
+    | List
+    | Status
+    | Reset
+    | Fork
+    | History
+    | Lease
+    | DrainDevice
+    | Ping
 )
 Answer = Ok | Error | Progress | Pong
 
@@ -136,7 +147,7 @@ class Calls:
 
 def _withdrawal(call: _Call) -> list[Cancel]:
     """What takes time and nobody waits for is given up; all else is done at once anyway."""
-    if isinstance(call.message, Register | Lease) and call.times_sent:
+    if isinstance(call.message, Register | Lease | Fit) and call.times_sent:
         return [Cancel(rid=call.message.rid)]
     return []
 

@@ -14,6 +14,7 @@ from vram_conductor.protocol.codec import CLIENT_TO_BROKER
 from vram_conductor.protocol.config import parse_bytes
 from vram_conductor.protocol.conversations import Fork, History
 from vram_conductor.protocol.errors import InvalidArgument, OutOfRange
+from vram_conductor.protocol.fitting import Fit
 from vram_conductor.protocol.messages import Decode, Lease, Register, Reset, Unregister
 from vram_conductor.protocol.plain import is_mapping, is_sequence
 from vram_conductor.protocol.validate import check
@@ -110,7 +111,7 @@ class LeaseOptions(TypedDict, total=False):
     ephemeral: bool
 
 
-R = TypeVar("R", Register, Unregister, Reset, Fork, History, Lease, Decode)
+R = TypeVar("R", Register, Unregister, Reset, Fork, History, Lease, Decode, Fit)
 
 _SAMPLING = frozenset(SamplingOptions.__annotations__)
 
@@ -147,9 +148,9 @@ def build_fork(
     return _build(Fork, {**fields, "expect_version": expect_version})
 
 
-def checked(message: History) -> History:
-    """A checked HISTORY."""
-    return _build(History, msgspec.structs.asdict(message))
+def checked(message: R) -> R:
+    """The message, when it has been checked as the others are."""
+    return _build(type(message), msgspec.structs.asdict(message))
 
 
 def build_lease(rid: bytes, name: str, size: int | str, **options: Unpack[LeaseOptions]) -> Lease:

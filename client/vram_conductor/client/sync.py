@@ -37,6 +37,7 @@ from vram_conductor.client.requests import (
     checked_timeout_ms,
     timing,
 )
+from vram_conductor.client.surveying import Surveying
 from vram_conductor.protocol import messages as wire
 from vram_conductor.protocol.errors import error_from_info
 from vram_conductor.protocol.ids import new_rid
@@ -49,7 +50,7 @@ REGISTER_TIMEOUT_S = 660.0
 """Estimating and loading a large model takes minutes; a dead broker is noticed within seconds."""
 
 
-class Conductor(Conversing, Draining):
+class Conductor(Conversing, Draining, Surveying):
     """A connection to the broker, for programs without asyncio.
 
     Thread-safe: a thread of its own owns the socket, and any thread may call any method. It

@@ -15,6 +15,7 @@ from vram_conductor.protocol.base import Base
 from vram_conductor.protocol.conversations import Fork, History
 from vram_conductor.protocol.drain import DrainDevice
 from vram_conductor.protocol.errors import ErrorInfo
+from vram_conductor.protocol.fitting import Fit
 from vram_conductor.protocol.limits import DEFAULT_CONVERSATION
 from vram_conductor.protocol.values import KVType, Message, Overflow, Sampling, Usage
 
@@ -281,6 +282,7 @@ ClientMessage = (
     Hello
     | Register
     | Unregister
+    | Fit
     | List
     | Status
     | Decode

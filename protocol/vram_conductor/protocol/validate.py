@@ -24,6 +24,7 @@ from vram_conductor.protocol.check import (
 from vram_conductor.protocol.conversations import Fork, History
 from vram_conductor.protocol.drain import DrainDevice, check_drain
 from vram_conductor.protocol.errors import InvalidArgument, Unimplemented
+from vram_conductor.protocol.fitting import Fit, check_fit
 from vram_conductor.protocol.messages import (
     Bye,
     Cancel,
@@ -279,6 +280,7 @@ _CHECKS: dict[type, Callable[[Any], None]] = {
     Hello: check_hello,
     Register: check_register,
     Unregister: check_unregister,
+    Fit: check_fit,
     List: _check_rid_only,
     Status: _check_rid_only,
     Decode: check_decode,

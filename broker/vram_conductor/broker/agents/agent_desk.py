@@ -8,6 +8,7 @@ import msgspec
 
 from vram_conductor.broker.agents.asking import Asking
 from vram_conductor.broker.agents.estimates import Estimates
+from vram_conductor.broker.agents.fit_desk import FitDesk
 from vram_conductor.broker.agents.fitting import Fitting
 from vram_conductor.broker.agents.loading import Loading
 from vram_conductor.broker.agents.lobby import Guest, Lobby, Who
@@ -37,6 +38,7 @@ from vram_conductor.protocol.errors import (
     NotFound,
     error_from_info,
 )
+from vram_conductor.protocol.fitting import Fit
 from vram_conductor.protocol.messages import List, Ok, Register, Unregister
 from vram_conductor.protocol.status import AgentList
 from vram_conductor.protocol.values import AgentKey
@@ -60,11 +62,13 @@ class AgentDesk:
         self._reload = reload
         self._removal = removal
         self.lobby = Lobby(state)
+        fitting = Fitting(state, asking)
+        self.fits = FitDesk(state, estimates, fitting)
         self.registration = Registration(
             state,
             commander,
             estimates,
-            Fitting(state, asking),
+            fitting,
             loading,
             self._admitted,
             self._once_more if self.lobby.open else None,
@@ -94,6 +98,10 @@ class AgentDesk:
             else:
                 self.lobby.wait(Guest(session.peer, key, message, devices, again))
 
+    def fit(self, session: Session, message: Fit) -> None:
+        """What would be admitted? Changes nothing."""
+        self.fits.fit(session, message, self._devices(message.device))
+
     def worker_came(self, device: Device) -> None:
         """The device has a worker: ask everything again that waited for one."""
         for guest in self.lobby.call(device.id):
@@ -120,21 +128,25 @@ class AgentDesk:
         state.to_client(session.peer, Ok(rid=message.rid))
 
     def cancel(self, principal: str, rid: bytes) -> bool:
-        """CANCEL of a REGISTER, wherever it waits. False if none of the principal has the rid."""
+        """CANCEL of a REGISTER, wherever it waits, or of a FIT. False if none of the principal has
+        the rid."""
         error = cancelled_error()
         return (
             self.registration.cancel(principal, rid, error)
             or self.lobby.cancel(principal, rid, error)
             or self._reload.cancel_waiter(principal, rid, error)
+            or self.fits.cancel(principal, rid, error)
         )
 
     def client_left(self, peer: bytes) -> None:
         """A session has ended."""
         self.lobby.client_left(peer)
         self.registration.client_left(peer)
+        self.fits.client_left(peer)
 
     def end(self, error: ErrorInfo) -> None:
-        """End every REGISTER that is under way."""
+        """End every REGISTER and FIT that is under way."""
+        self.fits.end(error)
         self.lobby.turn_away(error)
         for pending in list(self.registration):
             self.registration.abort(pending, error)

@@ -47,7 +47,7 @@ class Inquiry:
 
     Attributes:
         requests: per device the claim, or why there is none.
-        models: what each device's worker says about the file.
+        models: what each device's worker says about the file; ``estimated``: all of its answer.
         mistakes: answers that blame the request, per device.
         lost: devices that lost their worker meanwhile.
         open: the unanswered questions, per device.
@@ -60,6 +60,7 @@ class Inquiry:
     on_answer: Callable[[Answer], None]
     requests: dict[str, Claim | Deny] = field(default_factory=dict)
     models: dict[str, ModelInfo] = field(default_factory=dict)
+    estimated: dict[str, Estimated] = field(default_factory=dict)
     mistakes: dict[str, ErrorInfo] = field(default_factory=dict)
     lost: set[str] = field(default_factory=set)
     open: dict[str, Question] = field(default_factory=dict)
@@ -140,6 +141,7 @@ class Estimates:
         else:
             inquiry.requests[device.id] = claim
             inquiry.models[device.id] = message.model
+            inquiry.estimated[device.id] = message
             device.note_model(spec.model, message.model.model)
         self._decide(inquiry)
 

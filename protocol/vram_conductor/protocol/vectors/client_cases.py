@@ -10,7 +10,12 @@ from vram_conductor.protocol import limits, messages
 from vram_conductor.protocol.codec import CLIENT_TO_BROKER
 from vram_conductor.protocol.errors import LEDGER_DENY, Code, ErrorInfo
 from vram_conductor.protocol.values import Message, Sampling, Swap, Usage
-from vram_conductor.protocol.vectors import conversation_cases, drain_cases, structure_cases
+from vram_conductor.protocol.vectors import (
+    conversation_cases,
+    drain_cases,
+    fit_cases,
+    structure_cases,
+)
 from vram_conductor.protocol.vectors.vector import Direction, Vector
 
 RID = bytes.fromhex("017f22e279b07cc398c4dc0c0c07398f")
@@ -101,6 +106,7 @@ def client_requests() -> dict[str, msgspec.Struct]:
         "reset": m.Reset(rid=RID, agent="coder"),
         "reset_full": m.Reset(rid=RID, agent="coder", conversation="side"),
         **lease_requests(),
+        **fit_cases.requests(RID),
         **drain_cases.requests(RID),
         "ping": m.Ping(),
         "ping_full": m.Ping(n=2**63 - 1),
@@ -217,7 +223,10 @@ def client_vectors() -> Iterator[Vector]:
     """All of client.json."""
     groups: list[tuple[Direction, dict[str, msgspec.Struct]]] = [
         ("client_to_broker", client_requests() | decode_requests()),
-        ("broker_to_client", broker_replies() | structure_cases.answers(RID)),
+        (
+            "broker_to_client",
+            broker_replies() | structure_cases.answers(RID) | fit_cases.answers(RID),
+        ),
     ]
     for direction, group in groups:
         for name, message in group.items():

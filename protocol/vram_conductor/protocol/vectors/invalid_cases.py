@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from vram_conductor.protocol import limits
-from vram_conductor.protocol.vectors import structure_cases
+from vram_conductor.protocol.vectors import fit_cases, structure_cases
 from vram_conductor.protocol.vectors.client_cases import RID
 from vram_conductor.protocol.vectors.vector import Direction, Vector
 from vram_conductor.protocol.vectors.worker_cases import worker_vectors
@@ -258,6 +258,7 @@ def _bad_others() -> list[tuple[str, str, dict[str, Any]]]:
         ("drain_device", "drain_text", {"device": "cpu", "drain_ms": "10s"}),
         ("drain_device", "hold_float", {"device": "cpu", "hold_ms": 0.5}),
         ("drain_device", "hold_too_long", {"device": "cpu", "hold_ms": limits.TIME_MS_MAX + 1}),
+        *fit_cases.bad_requests(),
         ("ping", "negative", {"n": -1}),
     ]
 
