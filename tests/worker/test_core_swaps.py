@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from dataclasses import replace
 
 import pytest
 from core_driver import GREEDY, MS, Attempt, Driver, key
@@ -437,6 +438,30 @@ def test_a_restarted_worker_adopts_what_was_parked() -> None:
         assert right(driver, attempt, model)
         assert attempt.done.usage.swap.restored
         assert attempt.done.usage.reprefilled_tokens == 0
+
+
+def test_states_of_another_build_are_deleted_and_that_is_said(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    driver = Driver(MODELS)
+    for agent in ("one", "two"):
+        driver.load(agent, "full")
+        driver.say(agent, "abcd efgh")
+    meta, blob = driver.store.states[key("one")]
+    driver.store.states[key("one")] = replace(meta, build="fake-0"), blob
+    driver.restart_worker()
+    # It is not on offer, and takes no room, before anybody asks for it.
+    assert [item.conversation for item in driver.core.adopted()] == [key("two")]
+    assert driver.store.keys() == [key("two")]
+    assert "1 parked states of build fake-0 are of no use to this build fake-1" in caplog.text
+    had = len(driver.records[key("one")].ids)
+    for reason, again in (("other_build", had - 1), ("", 0)):
+        attempt = driver.say("one", "more")
+        usage = attempt.done.usage
+        assert (usage.reprefill_reason, usage.reprefilled_tokens) == (reason, again)
+        assert right(driver, attempt, "full")
+    other = driver.say("two", "more")
+    assert other.done.usage.reprefilled_tokens == 0
 
 
 def test_orphans_are_deleted_and_foreign_states_are_not_used() -> None:

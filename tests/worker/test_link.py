@@ -15,6 +15,7 @@ import pytest
 import zmq
 from worker_broker import WorkerBroker
 
+from vram_conductor.protocol.codec import BROKER_TO_WORKER
 from vram_conductor.protocol.commands import (
     Budget,
     NoSession,
@@ -22,6 +23,7 @@ from vram_conductor.protocol.commands import (
     RunDone,
     RunTokens,
     WorkerBye,
+    WorkerPong,
     WorkerRefused,
 )
 from vram_conductor.protocol.errors import Code, ErrorInfo, InvalidArgument
@@ -223,6 +225,20 @@ def test_a_refusal_reaches_the_engine(engine: Engine, brokers: Brokers) -> None:
     item = engine.take(Refused)
     assert isinstance(item, Refused)
     assert item.error.reason == "device_taken"
+
+
+def test_a_broker_of_another_protocol_is_no_broker_to_wait_for(
+    engine: Engine, brokers: Brokers
+) -> None:
+    broker = brokers()
+    broker.expect(Ready)
+    mine, body = BROKER_TO_WORKER.encode(WorkerPong())
+    newer = mine[:3] + bytes([mine[3] + 1])
+    broker._listener.socket.send_multipart([broker.peer, newer, body])
+    item = engine.take(Refused)
+    assert isinstance(item, Refused)
+    assert item.error.reason == "unsupported_version"
+    assert (item.error.details["theirs"], item.error.details["ours"]) == (mine[3] + 1, mine[3])
 
 
 def test_nonsense_is_survived(engine: Engine, brokers: Brokers) -> None:

@@ -17,6 +17,7 @@ from vram_conductor.protocol.commands import (
     WorkerWelcome,
 )
 from vram_conductor.worker import deadlines
+from vram_conductor.worker.adoption import adopt
 from vram_conductor.worker.agents import Agents
 from vram_conductor.worker.dispatch import Dispatch, draining
 from vram_conductor.worker.ends import Ends
@@ -101,7 +102,7 @@ class Core:
         make, barred = preparer or InlinePreparer(), traffic.moves_weights
         self._preparing = Preparing(make, jobs, ends, draw_seed, self._agents.released, barred)
         self._wire(parking, clock, slice_ns, batch_tokens, prefetch=prefetch)
-        residency.note(sorted(store.keys()))
+        adopt(residency, store, engine.build)
 
     def _wire(
         self,

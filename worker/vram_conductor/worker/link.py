@@ -213,6 +213,8 @@ class Link:
                 message, raw = BROKER_TO_WORKER.decode(received.frames)
             except ConductorError as error:
                 log.warning("a message of the broker is not understood: %s", error)
+                if error.reason == "unsupported_version":
+                    self._deliver(Refused(error.info))
                 continue
             self._judge(message, raw, now_ns)
 

@@ -6,7 +6,6 @@ it moves things; the planner and the scheduler see frozen views of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -263,11 +262,6 @@ class Residency:
         if found is None:
             found = self.conversations[key] = Conversation(key)
         return found
-
-    def note(self, keys: Iterable[ConversationKey]) -> None:
-        """Conversations whose states are here."""
-        for key in keys:
-            self.conversation(key)
 
     def of_agent(self, key: AgentKey) -> list[Conversation]:
         """An agent's conversations, least recently used first."""
