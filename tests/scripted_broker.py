@@ -258,7 +258,7 @@ def lease_status(message: wire.Lease, **fields: Any) -> LeaseStatus:
 
 def _lease(peer: Peer, message: wire.Lease) -> None:
     leases = peer.broker.leases
-    if not message.release:
+    if not message.ends:
         leases[message.name] = lease_status(message)
         peer.send(wire.Ok(rid=message.rid, body=msgspec.to_builtins(leases[message.name])))
     elif leases.pop(message.name, None) is None:

@@ -165,6 +165,36 @@ def test_nobody_cancels_what_another_waits_for(bench: Bench) -> None:
     assert alice.error(lease).reason == "cancelled"
 
 
+def test_an_admin_ends_the_leases_of_others_and_nobody_else_does(bench: Bench) -> None:
+    alice, bob = Keyed(bench, "k1", "alice"), Keyed(bench, "k2", "bob")
+    root = Keyed(bench, "k3", "root", "admin")
+    eye = Keyed(bench, "k4", "alice", "observer")
+
+    def end(client: Keyed, principal: str | None, name: str = "gpu") -> bytes:
+        rid = bench.rid()
+        client.send(m.Lease(rid=rid, name=name, principal=principal))
+        return rid
+
+    (worker,) = bench.workers.values()
+    for client in (alice, bob):
+        rid = client.lease("gpu", 8 * MIB)
+        worker.residency()
+        client.ok(rid)
+    for client in (bob, eye):
+        error = client.error(end(client, "alice"))
+        assert (error.code, error.reason) == (Code.PERMISSION_DENIED, "role_denied")
+        assert error.details["request"] == "LEASE"
+    assert root.error(end(root, "alice", "other")).reason == "no_such_lease"
+    root.ok(end(root, "alice"))
+    assert {key.principal for key in bench.core._state.leases} == {"bob"}
+    bob.ok(end(bob, "bob"))
+    assert not bench.core._state.leases
+    # One that agents still make room for: whoever waits for it is told.
+    rid = alice.lease("gpu", 8 * MIB)
+    root.ok(end(root, "alice"))
+    assert alice.error(rid).reason == "lease_released"
+
+
 def test_agents_on_their_way_count(bench: Bench) -> None:
     keys(bench, {"alice": Quota(agents=2)}, k1="alice")
     alice = Keyed(bench, "k1", "alice")

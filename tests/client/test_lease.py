@@ -252,6 +252,18 @@ def test_command_line(broker: ScriptedBroker, capsys: Any) -> None:
     assert json.loads(capsys.readouterr().out)["park"] is False
 
 
+def test_an_admin_names_whose_lease_is_to_end(broker: ScriptedBroker, capsys: Any) -> None:
+    """A broker that does not know whose must not take it for the admin's own."""
+    assert run(broker, "train", "5") == 0
+    assert run(broker, "train", "--release", "--principal", "alice") == 0
+    message = broker.of(wire.Lease)[-1]
+    assert (message.principal, message.release, message.lease_bytes) == ("alice", False, 0)
+    assert run(broker, "train", "5", "--principal", "alice") == 8
+    assert "--release" in capsys.readouterr().err
+    with Conductor(broker.endpoint) as conductor, pytest.raises(InvalidArgument):
+        conductor.release_lease("train", principal="a/b")
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "text"),
     [

@@ -17,7 +17,15 @@ from vram_conductor.protocol.errors import (
     error_from_info,
 )
 from vram_conductor.protocol.keys import Quota
-from vram_conductor.protocol.messages import Bye, ClientMessage, List, Ping, Status, Unregister
+from vram_conductor.protocol.messages import (
+    Bye,
+    ClientMessage,
+    Lease,
+    List,
+    Ping,
+    Status,
+    Unregister,
+)
 
 _LOOKS = (List, Status, Ping, Bye)
 """All that an observer may send, once it has said HELLO."""
@@ -43,8 +51,8 @@ def revoked() -> Unauthenticated:
 
 def check_role(session: Session, message: ClientMessage) -> None:
     """Raises PermissionDenied ``role_denied``."""
-    others = isinstance(message, Unregister) and message.principal not in (None, session.principal)
-    if others or isinstance(message, DrainDevice):
+    names = message.principal if isinstance(message, Unregister | Lease) else None
+    if names not in (None, session.principal) or isinstance(message, DrainDevice):
         may, needed = session.role == "admin", "admin"
     else:
         may, needed = session.role in ("owner", "admin") or isinstance(message, _LOOKS), "owner"

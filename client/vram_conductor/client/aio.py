@@ -154,9 +154,9 @@ class AsyncConductor(AsyncConversing, AsyncDraining, AsyncSurveying):
         renewal = Renewal(message, checked_timeout_ms("timeout_s", timeout_s))
         return AsyncLease(self, renewal, name)
 
-    async def release_lease(self, name: str) -> None:
+    async def release_lease(self, name: str, *, principal: str | None = None) -> None:
         """End a lease of yours; see ``Conductor.release_lease``."""
-        await self._call(build_release(new_rid(), name))
+        await self._call(build_release(new_rid(), name, principal))
 
     async def list(self) -> list[AgentStatus]:
         """Your agents, with their conversations."""

@@ -101,7 +101,7 @@ class Calls:
             return [News(key, message.stage, message.done, message.total, message.note)]
         del self._waiting[key]
         request = call.message
-        gone = isinstance(request, Unregister) or (isinstance(request, Lease) and request.release)
+        gone = isinstance(request, Unregister) or (isinstance(request, Lease) and request.ends)
         if isinstance(message, Error):
             # The first of two that remove something may have succeeded unheard.
             if not (gone and call.times_sent > 1 and message.error.code is Code.NOT_FOUND):

@@ -55,7 +55,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         choices=ROLES,
         default="owner",
         help="owner (the default): agents of its own; observer: looks at its principal's; admin: "
-        "also sees everybody's; worker: serves a device",
+        "also sees everybody's, may unregister them and end leases; worker: serves a device",
     )
     new.add_argument(
         "--device",

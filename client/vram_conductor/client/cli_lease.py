@@ -41,12 +41,17 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         help="take only what no agent was promised, so that none has to wait",
     )
     lease.add_argument("--release", action="store_true", help="end it now")
+    lease.add_argument("--principal", help="with --release: whose, for an admin (default: yours)")
     lease.set_defaults(run=_lease)
 
 
 def _lease(args: argparse.Namespace, output: Output) -> int:
     if args.release:
         return _release(args, output)
+    if args.principal is not None:
+        raise InvalidArgument(
+            "bad_flags", "a lease is for yourself: --principal goes with --release", field="bytes"
+        )
     if args.bytes is None:
         raise InvalidArgument(
             "bad_flags", "how much? conductor lease NAME BYTES, for example 3GB", field="bytes"
@@ -75,7 +80,7 @@ def _lease(args: argparse.Namespace, output: Output) -> int:
 
 def _release(args: argparse.Namespace, output: Output) -> int:
     with connect(args) as conductor:
-        conductor.release_lease(args.name)
+        conductor.release_lease(args.name, principal=args.principal)
     output.value({"released": args.name})
     output.text(f"{args.name} is released")
     return 0

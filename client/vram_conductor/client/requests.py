@@ -165,9 +165,9 @@ def build_lease(rid: bytes, name: str, size: int | str, **options: Unpack[LeaseO
     return _build(Lease, {"rid": rid, "name": name, "bytes": count, **fields})
 
 
-def build_release(rid: bytes, name: str) -> Lease:
-    """A checked LEASE that ends one."""
-    return _build(Lease, {"rid": rid, "name": name, "release": True})
+def build_release(rid: bytes, name: str, whose: str | None = None) -> Lease:
+    """A checked LEASE that ends one. ``whose``: a principal, for an admin."""
+    return _build(Lease, {"rid": rid, "name": name, "release": not whose, "principal": whose})
 
 
 def build_decode(

@@ -197,9 +197,13 @@ class Conductor(Conversing, Draining, Surveying):
         renewal = Renewal(message, checked_timeout_ms("timeout_s", timeout_s))
         return Lease(self, renewal, self._lease(message, renewal.answer_ms, on_progress))
 
-    def release_lease(self, name: str) -> None:
-        """End a lease of yours, whoever holds it. Raises NotFound ``no_such_lease``."""
-        self._call(build_release(new_rid(), name))
+    def release_lease(self, name: str, *, principal: str | None = None) -> None:
+        """End a lease of yours, whoever holds it. ``principal``: whose, for an admin.
+
+        Raises:
+            NotFound: ``no_such_lease``. PermissionDenied: ``role_denied``: it is not yours.
+        """
+        self._call(build_release(new_rid(), name, principal))
 
     def list(self) -> list[AgentStatus]:
         """Your agents, with their conversations."""

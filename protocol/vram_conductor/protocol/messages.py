@@ -16,6 +16,7 @@ from vram_conductor.protocol.conversations import Fork, History
 from vram_conductor.protocol.drain import DrainDevice
 from vram_conductor.protocol.errors import ErrorInfo
 from vram_conductor.protocol.fitting import Fit
+from vram_conductor.protocol.leasing import Lease as Lease
 from vram_conductor.protocol.limits import DEFAULT_CONVERSATION
 from vram_conductor.protocol.values import KVType, Message, Overflow, Sampling, Usage
 
@@ -166,29 +167,6 @@ class Reset(Base, frozen=True, kw_only=True, tag="RESET"):
     agent: str
     conversation: str = DEFAULT_CONVERSATION
     forget: bool = False
-
-
-class Lease(Base, frozen=True, kw_only=True, tag="LEASE"):
-    """Ask for device memory for a program outside, for a time. The same again renews it.
-
-    Attributes:
-        name: the lease's name, unique per principal.
-        lease_bytes: how much.
-        ttl_s: how long, from the answer on.
-        device: on this device; None means where the most is free.
-        park: agents may have to wait for it; False: only what no agent was promised.
-        ephemeral: ends with the session, too.
-        release: end it now; only ``name`` counts then.
-    """
-
-    rid: bytes
-    name: str
-    lease_bytes: int = msgspec.field(name="bytes", default=0)
-    ttl_s: int = 60
-    device: str | None = None
-    park: bool = True
-    ephemeral: bool = False
-    release: bool = False
 
 
 class Ping(Base, frozen=True, kw_only=True, tag="PING"):

@@ -25,6 +25,7 @@ from vram_conductor.protocol.conversations import Fork, History
 from vram_conductor.protocol.drain import DrainDevice, check_drain
 from vram_conductor.protocol.errors import InvalidArgument, Unimplemented
 from vram_conductor.protocol.fitting import Fit, check_fit
+from vram_conductor.protocol.leasing import Lease, check_lease
 from vram_conductor.protocol.messages import (
     Bye,
     Cancel,
@@ -32,7 +33,6 @@ from vram_conductor.protocol.messages import (
     Credit,
     Decode,
     Hello,
-    Lease,
     List,
     Ping,
     Register,
@@ -177,17 +177,6 @@ def check_history(message: History) -> None:
 def _check_version(version: int | None) -> None:
     if version is not None:
         check_range("expect_version", version, 0, limits.VERSION_MAX)
-
-
-def check_lease(message: Lease) -> None:
-    """Names; bytes and ttl_s, unless it only releases."""
-    check_rid(message.rid)
-    check_name("name", message.name)
-    if message.device is not None:
-        check_name("device", message.device)
-    if not message.release:
-        check_range("bytes", message.lease_bytes, 1, limits.BYTES_MAX)
-        check_range("ttl_s", message.ttl_s, 1, limits.LEASE_TTL_S_MAX)
 
 
 def check_sampling(sampling: Sampling) -> None:

@@ -42,13 +42,13 @@ class LeaseDesk:
     def lease(self, session: Session, message: Lease) -> None:
         """Grant, renew or release."""
         state = self._state
-        key = LeaseKey(session.principal, message.name)
+        key = LeaseKey(message.principal or session.principal, message.name)
         tenure = state.leases.get(key)
         if tenure is not None and tenure.is_over(state.now_ns):
             # Its timer is due in this very moment, and this message came first.
             self._end(tenure, "expired")
             tenure = None
-        if message.release:
+        if message.ends:
             self._release(session, message, tenure)
         elif state.draining:
             raise error_from_info(draining_error())

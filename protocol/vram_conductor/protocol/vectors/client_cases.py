@@ -129,6 +129,7 @@ def lease_requests() -> dict[str, msgspec.Struct]:
             ephemeral=True,
         ),
         "lease_release": lease(rid=RID, name="train", release=True),
+        "lease_of_another": lease(rid=RID, name="train", principal="alice"),
     }
 
 

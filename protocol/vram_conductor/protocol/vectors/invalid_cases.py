@@ -249,6 +249,7 @@ def _bad_others() -> list[tuple[str, str, dict[str, Any]]]:
         ("lease", "ttl_nil", {"name": "train", "bytes": 1, "ttl_s": None}),
         ("lease", "ttl_too_long", {"name": "t", "bytes": 1, "ttl_s": limits.LEASE_TTL_S_MAX + 1}),
         ("lease", "name_slash", {"name": "local/train", "bytes": 1}),
+        ("lease", "principal_slash", {"name": "train", "principal": "alice/train"}),
         ("lease", "name_missing", {"bytes": 1}),
         ("lease", "device_empty", {"name": "train", "bytes": 1, "device": ""}),
         ("drain_device", "device_missing", {}),
