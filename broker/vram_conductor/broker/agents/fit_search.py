@@ -198,9 +198,10 @@ class Searching:
         if search.exact == 0 and search.low == 0:
             # Nothing fits, says the probe: the smallest one shows how much is missing.
             middle = pad if search.high > pad else 0
-        # About host memory the probe guesses.
-        found = search.limit == "device" and 0 < search.low == search.exact
-        if middle <= search.low or found:
+        if 0 < search.low == search.exact:
+            # About the device the probe is exact, about host memory its guess is good.
+            middle = 0 if search.limit == "device" else (search.low // pad + 1) * pad
+        if not search.low < middle < search.high:
             self._finish(search)
         else:
             self._ask(search, middle)
