@@ -26,6 +26,7 @@ check: setup ## ruff, mypy strict, golden vectors
 	@$(PY) -m ruff format --check .
 	@$(PY) -m mypy
 	@$(PY) -m vram_conductor.protocol.vectors --check
+	@$(PY) -m vram_conductor.protocol.reasons_page --check
 
 format: setup ## let ruff fix and format
 	@$(PY) -m ruff check --fix .

@@ -29,8 +29,9 @@ HELP = """\
   /raw            plain text to continue instead of a chat, and back
   /help           this
   /quit           leave (also Ctrl-D); the conversation stays
-A line that ends with \\ goes on with the next one; \"\"\" begins and ends a text of many lines.
-// at the beginning of a line is a slash. Ctrl-C ends an answer and keeps what was said."""
+A line that ends with \\ goes on with the next one; \"\"\" begins and ends a text of
+many lines. // at the beginning of a line is a slash. Ctrl-C ends an answer and
+keeps what was said."""
 
 NO_TEMPLATE = (
     "this model has no chat template, so it does not know what a question is: it can only go on "

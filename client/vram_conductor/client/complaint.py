@@ -9,14 +9,15 @@ from vram_conductor.protocol.errors import ConductorError, LedgerDeny
 from vram_conductor.protocol.plain import is_list, is_map
 
 
-def explain(error: ConductorError, command: str = "") -> list[str]:
-    """One line with the message and its reason; perhaps more with what to do after ``command``.
+def explain(error: ConductorError, command: str = "", whom: str = "AGENT") -> list[str]:
+    """One line with the message and its reason; perhaps more with what to do after ``command``,
+    which concerned ``whom``, an agent and perhaps its conversation.
 
     The ledger's refusal is its own one line, for operators and their scripts.
     """
     info = error.info
     lines = [info.message if isinstance(error, LedgerDeny) else f"{info.message} ({info.reason})"]
-    hint = _hint(info.reason, info.details, command)
+    hint = _hint(info.reason, info.details, command, whom)
     if hint:
         lines.append(hint)
     if info.retry_after_ms is not None:
@@ -24,7 +25,7 @@ def explain(error: ConductorError, command: str = "") -> list[str]:
     return lines
 
 
-def _hint(reason: str, details: dict[str, Any], command: str) -> str:
+def _hint(reason: str, details: dict[str, Any], command: str, whom: str) -> str:
     """What to type; empty where the message says it."""
     agent = details.get("agent", "NAME")
     match reason:
@@ -39,9 +40,11 @@ def _hint(reason: str, details: dict[str, Any], command: str) -> str:
         case "no_such_lease":
             return "see: conductor status"
         case "no_chat_template":
-            return "send plain text to continue: conductor decode --raw AGENT TEXT"
+            return f"send plain text to continue: conductor decode --raw {whom} TEXT"
+        case "prompt_too_long" if command == "chat":
+            return "/reset forgets the conversation"
         case "prompt_too_long" | "context_full":
-            return "forget the conversation: conductor reset AGENT"
+            return f"forget the conversation: conductor reset {whom}"
         case "worker_missing":
             return "see: conductor doctor"
         case _:

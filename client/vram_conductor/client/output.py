@@ -15,8 +15,9 @@ import msgspec
 from vram_conductor.client.complaint import explain
 from vram_conductor.client.live_line import LiveLine, Waiting
 from vram_conductor.client.text import printable, size
-from vram_conductor.protocol.errors import ConductorError
+from vram_conductor.protocol.errors import ConductorError, LedgerDeny
 from vram_conductor.protocol.plain import is_array, is_map
+from vram_conductor.protocol.reasons import has_more
 
 
 class Output:
@@ -105,10 +106,15 @@ class Output:
         """A block that shows what is waited for, and how long already."""
         return Waiting(self._live, now)
 
-    def complain(self, error: ConductorError, command: str = "") -> None:
+    def complain(self, error: ConductorError, command: str = "", whom: str = "AGENT") -> None:
         """What went wrong in ``command`` and what to do; a refusal is one line with its
-        numbers."""
-        for line in explain(error, command):
+        numbers. ``whom``: agent and conversation, as ``conductor reset`` takes them."""
+        lines = explain(error, command, whom)
+        # For whoever sits there; a script's log has the reason, and a refusal its own hint.
+        more = has_more(error.reason) and not isinstance(error, LedgerDeny)
+        if len(lines) == 1 and more and sys.stderr.isatty():
+            lines.append(f"what to do: conductor explain {error.reason}")
+        for line in lines:
             self.news(f"conductor: {line}")
 
 
