@@ -29,6 +29,7 @@ def stamp(path: Path) -> str:
 def test_every_part_knows_all_the_others(prefix: str, count: int, data: st.DataObject) -> None:
     number = data.draw(st.integers(1, count))
     name = part_name(PartName(prefix, number, count).of(number))
+    assert name is not None
     assert name == PartName(prefix, number, count)
     first = part_name(name.of(1))
     assert first is not None
@@ -61,7 +62,7 @@ def test_any_other_name_is_a_model_by_itself(file: str) -> None:
 
 def test_the_digest_can_be_had_with_common_tools(tmp_path: Path) -> None:
     first = tmp_path / "big-00001-of-00002.gguf"
-    digests = []
+    digests: list[str] = []
     for number, part in enumerate(part_paths(first)):
         part.write_bytes(b"part %d" % number)
         digests.append(hashlib.sha256(part.read_bytes()).hexdigest())
