@@ -6,14 +6,20 @@ the other, which has the bytes. Faults are ordered in advance and happen in orde
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import http.server
 import json
+import os
 import threading
 from dataclasses import dataclass, field
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
+
+import pytest
+
+from vram_conductor.client import hub as hub_module
 
 COMMIT = "c0" * 20
 TOKEN = "hf_of_somebody_who_may"
@@ -83,6 +89,25 @@ class HubServer:
         return [ask.range for ask in self.asked if ask.host == "store" and ask.method == "GET"]
 
 
+def use_only(hub: HubServer, folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """From now on the hub is this one, nobody is logged in, and nothing waits.
+
+    Returns:
+        The seconds that would have been waited.
+    """
+    from huggingface_hub import constants
+
+    for name in [name for name in os.environ if name.startswith(("VRAM_CONDUCTOR_", "HF_"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HF_ENDPOINT", hub.url())
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(folder / "token"))
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_TELEMETRY", True)
+    pauses: list[float] = []
+    init = hub_module.Hub.__init__
+    monkeypatch.setattr(hub_module.Hub, "__init__", lambda self: init(self, pauses.append))
+    return pauses
+
+
 class _Handler(http.server.BaseHTTPRequestHandler):
     owner: HubServer
     host: str
@@ -117,7 +142,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         if self.command == "GET":
-            self.wfile.write(body)
+            with contextlib.suppress(ConnectionError):  # who was interrupted reads no more
+                self.wfile.write(body)
 
     def _refuse(self, status: int, code: str, text: str = "") -> None:
         self._answer(status, b"", {"X-Error-Code": code, "X-Error-Message": text})
@@ -167,6 +193,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def _resolve(self, token: str) -> None:
         """``/owner/name/resolve/revision/path``."""
         parts = PurePosixPath(unquote(urlsplit(self.path).path)).parts
+        if len(parts) < 6 or parts[3] != "resolve":
+            self._refuse(404, "")
+            return
         name, revision, path = "/".join(parts[1:3]), parts[4], "/".join(parts[5:])
         repository = self.owner.repositories.get(name)
         if repository is None:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from gguf_models import Spec, make_model
-from hub_server import COMMIT, Fault, HubServer, Repository
+from hub_server import COMMIT, Fault, HubServer, Repository, use_only
 
 from vram_conductor.client import cli
-from vram_conductor.client import hub as hub_module
 
 REPO = "somebody/Tiny-GGUF"
 
@@ -43,14 +41,9 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
         ),
     }
     with HubServer(repositories) as server:
-        for name in [name for name in os.environ if name.startswith(("VRAM_CONDUCTOR_", "HF_"))]:
-            monkeypatch.delenv(name)
+        use_only(server, tmp_path, monkeypatch)
         monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
         monkeypatch.setenv("VRAM_CONDUCTOR_WORKER_MODELS_DIR", str(tmp_path / "models"))
-        monkeypatch.setenv("HF_ENDPOINT", server.url())
-        monkeypatch.setenv("HF_TOKEN_PATH", str(tmp_path / "token"))
-        init = hub_module.Hub.__init__
-        monkeypatch.setattr(hub_module.Hub, "__init__", lambda self: init(self, lambda _: None))
         yield server
 
 

@@ -18,7 +18,7 @@ import pytest
 
 from vram_conductor.client import cli, demo, demo_acts
 from vram_conductor.client.demo_acts import Acts
-from vram_conductor.client.demo_models import DemoModel, places
+from vram_conductor.client.demo_models import DemoModel, cast, places
 from vram_conductor.client.demo_outside import flip_bytes, kill, wait_dead
 from vram_conductor.client.demo_script import names
 from vram_conductor.client.output import Output
@@ -107,7 +107,7 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeStage:
     model = DemoModel("m", tmp_path / "m.gguf", 90 * MIB, 40 * MIB, 30 * MIB)
     monkeypatch.setattr(demo, "Stage", lambda *_, **__: made)
     monkeypatch.setattr(demo, "Conductor", FakeConductor)
-    monkeypatch.setattr(demo, "prepare", lambda *_: [model, model])
+    monkeypatch.setattr(demo, "prepare", lambda *_, **__: [model, model])
     return made
 
 
@@ -190,7 +190,8 @@ def test_an_act_that_cannot_be_finished_is_a_claim_that_does_not_hold(
     output = Output(json=False)
     receipts = Receipts(output)
     model = DemoModel("m", tmp_path, 1, 1, 1)
-    whole = Acts(SimpleNamespace(), SimpleNamespace(), receipts, [model, model], 1)  # type: ignore[arg-type]
+    scene: Any = SimpleNamespace()
+    whole = Acts(scene, scene, receipts, cast([model, model]), (model, 8192), 1)
     whole.run(1, output)
     assert receipts.failed == 1
     assert capsys.readouterr().out == (

@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 from gguf_models import Spec, make_model
-from hub_server import COMMIT, TOKEN, Fault, HubServer, Repository
+from hub_server import COMMIT, TOKEN, Fault, HubServer, Repository, use_only
 
-from vram_conductor.client import hub as hub_module
 from vram_conductor.client.fetch_hub import partial
 from vram_conductor.client.hub import TRIES
 from vram_conductor.client.model_files import verify
@@ -96,11 +95,7 @@ class Place:
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes) -> Iterator[Place]:
     with HubServer({REPO: Repository({FILE: content, "README.md": b"# Tiny"})}) as hub:
         made = Place(tmp_path, hub)
-        monkeypatch.setenv("HF_ENDPOINT", hub.url())
-        monkeypatch.setenv("HF_TOKEN_PATH", str(tmp_path / "token"))
-        monkeypatch.delenv("HF_TOKEN", raising=False)
-        init = hub_module.Hub.__init__
-        monkeypatch.setattr(hub_module.Hub, "__init__", lambda self: init(self, made.pauses.append))
+        made.pauses = use_only(hub, tmp_path, monkeypatch)
         yield made
 
 
@@ -117,6 +112,7 @@ def test_a_file_comes_verified_and_once(place: Place, content: bytes) -> None:
     assert place.progress[-1] == ("verified", len(content), len(content))
     assert ("fetched", len(content), len(content)) in place.progress
     asked = len(place.hub.asked)
+    assert asked == 2, "where it is, and its bytes; nothing else is told to anybody"
     assert not place.pull().fetched
     assert len(place.hub.asked) == asked
 

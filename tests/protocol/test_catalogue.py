@@ -47,9 +47,9 @@ source = {{ kind = "huggingface", repo = "owner/big-GGUF", revision = "v1.0", fi
 """
 
 
-def test_packaged_catalogue_has_both_models() -> None:
+def test_packaged_catalogue_has_the_models_of_tests_and_demo() -> None:
     catalogue = load_catalogue()
-    assert catalogue.names() == ["smollm2-135m", "gemma3-270m"]
+    assert catalogue.names()[:2] == ["smollm2-135m", "gemma3-270m"]
     smol = catalogue.find("smollm2-135m")
     gemma = catalogue.find("gemma3-270m")
     assert smol is not None

@@ -1,4 +1,4 @@
-"""The demo: three agents, two models, a budget that holds one pool; every claim is checked."""
+"""The demo: three agents, a budget that holds one model's pool; every claim is checked."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vram_conductor.client.demo_acts import Acts
-from vram_conductor.client.demo_models import DemoModel, places, prepare
-from vram_conductor.client.demo_script import CODER, N_CTX, REVIEWER, WRITER
+from vram_conductor.client.demo_models import DemoModel, cast, giant, places, prepare
 from vram_conductor.client.output import Output
 from vram_conductor.client.receipts import Receipts
 from vram_conductor.client.stage import Stage, StageDevice
@@ -16,20 +15,22 @@ from vram_conductor.client.sync import Conductor
 from vram_conductor.client.text import duration, size, table
 
 SLACK_BYTES = 8 << 20
-"""What the budget holds beyond all weights and the larger pool: less than the smaller pool."""
+"""What the budget holds beyond all weights and the largest pool: less than any pool."""
 
 _HOST_BYTES = 512 << 20
 
 
-def run_demo(output: Output, *, gemma: bool, receipts: Receipts | None = None) -> int:
-    """Run it; exit status 0 if every claim held."""
+def run_demo(
+    output: Output, *, gemma: bool, original: bool, receipts: Receipts | None = None
+) -> int:
+    """Run it, with two models or the original's three; exit status 0 if every claim held."""
     began = time.monotonic()
     receipts = receipts or Receipts(output)
     receipts.heading("models")
-    with output.waiting("preparing two models"):
-        models = prepare(output, receipts.say, N_CTX, gemma)
-    budget = sum(model.weights_bytes for model in models) + SLACK_BYTES
-    budget += max(model.pool_bytes for model in models)
+    with output.waiting("preparing the models"):
+        models = prepare(output, receipts.say, gemma=gemma, original=original)
+    room = max(model.pool_bytes for model in models) + SLACK_BYTES
+    budget = sum(model.weights_bytes for model in models) + room
     separate_bytes = _separate(receipts, models, budget)
     device = StageDevice(capacity_bytes=budget, host_cap_bytes=_HOST_BYTES)
     stage = Stage([device], worker=places(models), say=receipts.say)
@@ -37,7 +38,8 @@ def run_demo(output: Output, *, gemma: bool, receipts: Receipts | None = None) -
     stage.keep = True
     try:
         with stage, Conductor(stage.endpoint, client="demo") as conductor:
-            Acts(stage, conductor, receipts, models, budget).run(separate_bytes, output)
+            acts = Acts(stage, conductor, receipts, cast(models), giant(models, room), budget)
+            acts.run(separate_bytes, output)
             stage.keep = bool(receipts.failed)
     except KeyboardInterrupt:
         stage.keep = False
@@ -68,10 +70,9 @@ def _close(output: Output, receipts: Receipts, stage: Stage, took_s: float) -> i
 def _separate(receipts: Receipts, models: Sequence[DemoModel], budget: int) -> int:
     """What three processes of their own would reserve, and who would not fit."""
     receipts.heading(f"without a conductor: three processes, {size(budget)} for all")
-    first, second = models
     total = 0
     rows: list[list[str]] = []
-    for agent, model in ((CODER, first), (REVIEWER, first), (WRITER, second)):
+    for agent, model in cast(models):
         own = model.weights_bytes + model.pool_bytes
         total += own
         verdict = "fits" if total <= budget else f"out of memory, short by {size(total - budget)}"

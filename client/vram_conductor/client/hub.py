@@ -7,6 +7,7 @@ those of the hub's HTTP API (huggingface.co/docs/hub/api).
 
 from __future__ import annotations
 
+import importlib
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -107,8 +108,10 @@ class Hub:
     """
 
     def __init__(self, pause: Callable[[float], object] = time.sleep) -> None:
+        # It would tell the hub what else is installed here, and ask it how to tell who starts it.
+        os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
         try:
-            import huggingface_hub  # noqa: F401
+            importlib.import_module("huggingface_hub")
         except ImportError as error:
             raise client_missing(error) from None
         self.endpoint: str = (os.environ.get("HF_ENDPOINT") or DEFAULT_ENDPOINT).rstrip("/")

