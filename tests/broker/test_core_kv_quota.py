@@ -91,7 +91,7 @@ def test_what_was_unused_for_longest_goes_and_nothing_that_was_said() -> None:
     assert alice.done(rid).reprefill_reason == "kv_quota"
 
 
-def test_a_fork_counts_like_what_it_was_made_of() -> None:
+def test_forks_count_and_what_they_are_made_of_is_in_use() -> None:
     tenants = Tenants()
     alice, worker = tenants.alice, tenants.worker
     worker.copied = {"n_tokens": 5, "state_bytes": 12 * MIB}
@@ -100,8 +100,8 @@ def test_a_fork_counts_like_what_it_was_made_of() -> None:
         tenants.bench.now_ns += 1_000_000
         alice.ok(alice.fork("coder", f"copy{number}"))
         kept = len(tenants.bench.core._state.devices["cpu"].places)
-        assert kept == min(number + 2, 3), "the newest three, of 12 MiB each"
-    gone = ["main", "copy0", "copy1", "copy2"]
+        assert kept == min(number + 2, 3), "the original, and the newest two"
+    gone = ["copy0", "copy1", "copy2", "copy3"]
     assert tenants.forgotten() == [f"alice/{name}" for name in gone]
 
 

@@ -31,7 +31,7 @@ class Conversation:
         queued: number of jobs that wait behind it.
         turns: what was said.
         copying: the FORK that made it, if one did.
-        used_ns: end of its last job, or its FORK; 0: none in this broker's life.
+        used_ns: end of its last job, or last FORK of it or to it; 0: none in this broker's life.
         given_up: its parked KV was, for the principal's quota, and no job has said so yet.
             ``going``: nor has the worker.
     """

@@ -129,7 +129,7 @@ class ConversationDesk:
     def _write(self, agent: Agent, source: Conversation, copy: Conversation) -> None:
         ids, turns = bytes(source.transcript), source.turns.view()
         copy.commit(0, ids, source.turns.first, turns)
-        copy.used_ns = self._state.now_ns
+        source.used_ns = copy.used_ns = self._state.now_ns
         link = self._state.devices[agent.device].link
         if link is not None:
             link.known.pop(copy.key, None)
