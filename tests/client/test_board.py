@@ -411,3 +411,22 @@ def test_jobs_of_several_principals_say_whose_they_are() -> None:
     drawn = render(report(jobs=[job, other]), 100)
     assert "alice: coder" in drawn
     assert "bob: coder" in drawn
+
+
+def test_what_is_left_over_is_explained() -> None:
+    """A pool keeps the size that an agent asked for who is gone; weights linger."""
+    weights, pool = Line("weights:a", 100 * MIB), Line("pool:a@f16", 20 * MIB)
+    says = "left over: it goes for whoever comes"
+
+    def notes(*resident: Line) -> bool:
+        promised = LedgerStatus(
+            cap_bytes=2048 * MIB, promised_bytes=120 * MIB, lines=[weights, pool]
+        )
+        drawn = device(promised=promised, resident=list(resident))
+        return says in " ".join(render(report(devices=[drawn]), 80).split())
+
+    assert not notes(weights, pool)
+    assert not notes(weights, Line("base", 300 * MIB)), "it was never promised as a line"
+    assert not notes(Line("weights:a", 0)), "it sleeps"
+    assert notes(weights, Line("pool:a@f16", 90 * MIB))
+    assert notes(weights, pool, Line("weights:b", 100 * MIB))

@@ -15,6 +15,8 @@ from vram_conductor.protocol.values import Line
 
 _MARKS = {"base": "b", "weights": "W", "pool": "P", "scratch": "s", "lease": "L"}
 _OTHER = "?"
+_KEPT = ("weights:", "pool:")
+"""Lines of what may stay when its agents are gone."""
 _LEGEND = {
     "b": "base",
     "W": "weights",
@@ -198,10 +200,24 @@ def _lines(device: DeviceStatus, width: int) -> str:
         notes.append(f"{who_turns} take turns: the largest counts")
     if device.leases and device.promised.promised_bytes > device.promised.cap_bytes:
         notes.append("a lease may take what agents were promised: they wait until it ends")
+    if _has_leftovers(device):
+        notes.append("what is resident beyond its promise is left over: it goes for whoever comes")
     lines = [f"  {line}" for line in drawn.splitlines()]
     if notes:
         lines.append(wrapped(f"({'; '.join(notes)})", width, 2, 1))
     return "\n".join(lines)
+
+
+def _has_leftovers(device: DeviceStatus) -> bool:
+    """Whether pools or weights are there that were promised to agents who are gone: a pool keeps
+    its size until it is opened anew, weights linger."""
+    promised = {line.key: line for line in device.promised.lines}
+    for here in device.resident:
+        line = promised.get(here.key)
+        beyond = here.bytes > (line.bytes if line else 0)
+        if here.key.startswith(_KEPT) and beyond and not (line and line.unmeasured):
+            return True
+    return False
 
 
 def _jobs(report: StatusReport, width: int) -> str:
