@@ -186,6 +186,8 @@ class Clients:
                 self._state.to_client(session.peer, Ok(rid=message.rid, body=body))
             case Bye():
                 self.left(session.peer, "bye")
+            case Hello():  # it opened the session
+                pass
 
     def _cancel(self, session: Session, message: Cancel) -> None:
         principal, rid = session.principal, message.rid

@@ -34,6 +34,7 @@ class Download:
         target: where it goes; what is there already is its beginning.
         say: told what a user should know.
         fetched: called now and then with the bytes that are there.
+        most: only the beginning, of at least so many bytes; None: all of it.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class Download:
         *,
         say: Callable[[str], None],
         fetched: Callable[[int], None],
+        most: int | None = None,
     ) -> None:
         self._hub = hub
         self._repo = repo
@@ -54,6 +56,7 @@ class Download:
         self._target = target
         self._say = say
         self._fetched = fetched
+        self._end = file.size if most is None else min(most, file.size)
         self._best = self._have()
 
     def run(self) -> None:
@@ -69,7 +72,7 @@ class Download:
             self._target.unlink()
         if self._have():
             self._say(f"going on at {size(self._have())} of {size(self._file.size)}")
-        if self._have() < self._file.size:
+        if self._have() < self._end:
             self._hub.trying(self._fetch, self._broken)
 
     def _have(self) -> int:
@@ -91,8 +94,9 @@ class Download:
 
         url, headers = self._locate()
         have = self._have()
-        if have:
-            headers["Range"] = f"bytes={have}-"
+        if have or self._end < self._file.size:
+            last = self._end - 1 if self._end < self._file.size else ""
+            headers["Range"] = f"bytes={have}-{last}"
         with (
             explained(self._hub.endpoint, self._repo),
             get_session().stream("GET", url, headers=headers, timeout=ANSWER_S) as response,
@@ -102,17 +106,20 @@ class Download:
                 raise self._other("the file there is shorter")
             hf_raise_for_status(response)
             self._write(response, have if response.status_code == _PARTIAL else 0)
-        if self._have() < self._file.size:
+        if self._have() < self._end:
             raise Unavailable(
                 "hub_unavailable",
-                f"{self._hub.endpoint} sent {self._have()} of {self._file.size} bytes; run it "
+                f"{self._hub.endpoint} sent {self._have()} of {self._end} bytes; run it "
                 "again: what has come is kept",
                 retryable=True,
             )
 
     def _locate(self) -> tuple[str, dict[str, str]]:
         """Where the bytes are, and the headers to ask for them with."""
-        from huggingface_hub import get_hf_file_metadata, hf_hub_url
+        from huggingface_hub import (
+            get_hf_file_metadata,  # pyright: ignore[reportUnknownVariableType] - a bare dict
+            hf_hub_url,
+        )
 
         path, revision, endpoint = self._file.path, self._revision, self._hub.endpoint
         url = hf_hub_url(self._repo, path, revision=revision, endpoint=endpoint)
@@ -142,6 +149,8 @@ class Download:
                     raise self._other(f"more than {self._file.size} bytes")
                 out.write(chunk)
                 self._fetched(done)
+                if done >= self._end:
+                    break  # of a server that knows no ranges
 
     def _other(self, what: str) -> DataLoss:
         return DataLoss(

@@ -7,7 +7,7 @@ in Z85 (RFC 32), 40 characters for 32 bytes. The broker knows public halves only
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -70,7 +70,7 @@ class Quota(
 
     def tightest(self, other: Quota) -> Quota:
         """The smaller limit of each kind."""
-        both = {}
+        both: dict[str, Any] = {}
         for name in self.__struct_fields__:
             values = [value for each in (self, other) if (value := getattr(each, name)) is not None]
             both[name] = min(values, default=None)

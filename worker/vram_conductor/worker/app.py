@@ -188,7 +188,7 @@ def connect(options: Options, parts: Parts, inbox: Inbox, stack: ExitStack) -> E
     worker_epoch = parts.identity.worker_epoch
     estimating = Estimating(parts.estimator, resolver, digester, worker_epoch, link.send)
     stack.callback(estimating.close)
-    route = router(inbox, estimating)
+    route: Callable[[Inbound], None] = router(inbox, estimating)
     core, pinning = parts.core, parts.store.pinning
     gauge = watch(parts.sampler, core.residency, core.jobs, lambda: pinning.figures().pinned_bytes)
     loop = EngineLoop(

@@ -182,6 +182,8 @@ class EngineLoop:
                 return EXIT_TEMPORARY if error.reason == "stale_worker" else EXIT_UNAVAILABLE
             case Stop(why):
                 self._stop(why)
+            case _:
+                pass
         return None
 
     def _welcome(self, message: WorkerWelcome) -> None:

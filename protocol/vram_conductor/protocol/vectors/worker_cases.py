@@ -160,7 +160,7 @@ def worker_replies() -> Cases:
     """Every message of a worker to the broker."""
     c = commands
     echo: dict[str, Any] = {"broker_epoch": EPOCH, "op": 12, "worker_epoch": WORKER_EPOCH}
-    return {
+    found: Cases = {
         "estimated": (_estimated(echo), []),
         "loaded_unmeasured": (c.Loaded(**echo), []),
         "loaded_full": (
@@ -194,7 +194,8 @@ def worker_replies() -> Cases:
         ),
         "w_bye": (c.WorkerBye(worker_epoch=WORKER_EPOCH), []),
         **conversation_cases.replies(echo),
-    } | _reports()
+    }
+    return found | _reports()
 
 
 def numbered() -> Cases:
@@ -228,7 +229,7 @@ def _reports() -> Cases:
     parked = commands.Parked(
         conversation=CONVERSATION, model=MODEL.model, n_tokens=700, bytes=16_000_000
     )
-    return {
+    found: Cases = {
         "ready": (ready, []),
         "ready_full": (
             msgspec.structs.replace(
@@ -243,7 +244,8 @@ def _reports() -> Cases:
             ),
             [],
         ),
-    } | _residencies()
+    }
+    return found | _residencies()
 
 
 def _residencies() -> Cases:

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 
 from vram_conductor.worker.grammar.rules import (
     Chars,
-    Choice,
     Node,
     Ref,
     Repeat,
@@ -104,7 +103,7 @@ class Automaton:
             self._ranges[state] += [(low, high, after) for low, high in node.ranges]
         elif isinstance(node, Ref):
             self.calls[state].append((self._numbers[node.name], after))
-        elif isinstance(node, Choice):
+        else:
             for option in node.options:
                 begin = self._state()
                 self.jumps[state].append(begin)

@@ -83,7 +83,8 @@ class Constraint:
         if self._place.tokens is None:
             ends = self._texts.ends if self._place.complete else self._texts.ends[:0]
             self._keep(self._unite([ends, self._broken(), self._whole()]))
-        found: Tokens = self._place.tokens
+        found = self._place.tokens
+        assert found is not None
         return found
 
     def _keep(self, tokens: Tokens) -> None:
@@ -157,7 +158,7 @@ class Constraint:
         """Which tokens of whole characters may follow: all at once, one character after the
         other."""
         texts, classes = self._texts, self._classes
-        places = [self._place]
+        places: list[Place] = [self._place]
         width = len(self._automaton.boundaries) + 1
         index = np.arange(len(texts.whole))
         at = np.zeros(len(index), np.intp)
@@ -166,9 +167,8 @@ class Constraint:
         while len(index):
             keys = at * width + classes[texts.offsets[index] + depth]
             distinct, at = _distinct(keys, len(places) * width)
-            found = [
-                self._matcher.step(places[key // width], key % width) for key in distinct.tolist()
-            ]
+            wanted: list[int] = distinct.tolist()
+            found = [self._matcher.step(places[key // width], key % width) for key in wanted]
             alive = np.array([place is not None for place in found], bool)
             places = [place for place in found if place is not None]
             keep = alive[at]

@@ -166,6 +166,7 @@ class _Reader:
         if not char:
             raise self._wrong(unclosed)
         self._at += 1
+        kind = ""
         if char != "\\":
             code = ord(char)
         else:

@@ -12,9 +12,9 @@ from __future__ import annotations
 import weakref
 from collections import Counter
 from collections.abc import Collection
-from typing import Any
 
 from vram_conductor.protocol.errors import ResourceExhausted
+from vram_conductor.worker.engine import Tokens
 from vram_conductor.worker.grammar.automaton import Automaton
 
 ITEMS_MAX = 10_000
@@ -68,7 +68,7 @@ class Place:
         self._scan, self._waiting = scan, waiting
         self.complete, self.finished = complete, complete and not scan
         self.next: dict[int, Place | None] = {}
-        self.tokens: Any = None
+        self.tokens: Tokens | None = None
 
     def scanned(self, char_class: int) -> list[Item]:
         """Items behind a character of this class."""

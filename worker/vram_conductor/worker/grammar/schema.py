@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from vram_conductor.protocol.errors import ConductorError, InvalidArgument, Unimplemented
+from vram_conductor.protocol.plain import is_list, is_map
 
 ANNOTATIONS = frozenset(
     {
@@ -59,9 +60,9 @@ class _Walk:
         self.seen: set[str] = set()
 
     def visit(self, schema: object, path: str) -> None:
-        if not isinstance(schema, dict):
+        if not is_map(schema):
             raise _unsupported(path, "true" if schema is True else "false", "write an object")
-        keys = set(schema) - ANNOTATIONS
+        keys: set[str] = set(schema) - ANNOTATIONS
         kind = schema.get("type")
         if "$ref" in keys:
             _only(path, keys, "$ref")
@@ -72,7 +73,7 @@ class _Walk:
                 self.visit(option, f"{path}/anyOf/{index}")
         elif "const" in keys or "enum" in keys:
             _values(path, schema, keys)
-        elif isinstance(kind, list):
+        elif is_list(kind):
             _only(path, keys, "type")
             for each in _some(path, "type", kind):
                 _known_type(path, each)
@@ -96,14 +97,14 @@ class _Walk:
     def _object(self, schema: dict[str, Any], keys: set[str], path: str) -> None:
         _only(path, keys, "type", "properties", "required", "additionalProperties")
         properties = schema.get("properties", {})
-        if not isinstance(properties, dict):
+        if not is_map(properties):
             raise _bad(path, "properties is not an object")
         for name, value in properties.items():
             if not name:
                 raise _unsupported(f"{path}/properties", '""', "give the property a name")
             self.visit(value, f"{path}/properties/{name}")
         required = schema.get("required", [])
-        if not isinstance(required, list):
+        if not is_list(required):
             raise _bad(path, "required is not a list")
         for name in required:
             if not isinstance(name, str):
@@ -145,11 +146,12 @@ def _values(path: str, schema: dict[str, Any], keys: set[str]) -> None:
     _only(path, keys, keyword, "type")
     values = [schema["const"]] if keyword == "const" else _some(path, "enum", schema["enum"])
     if "type" in keys:
-        kinds = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
-        for kind in kinds:
-            _known_type(path, kind)
+        kind = schema["type"]
+        kinds = kind if is_list(kind) else [kind]
+        for each in kinds:
+            _known_type(path, each)
         for value in values:
-            if not any(_is(value, kind) for kind in kinds):
+            if not any(_is(value, each) for each in kinds):
                 raise _bad(path, f"a value of {keyword} is not of the type that it must have")
 
 
@@ -170,7 +172,7 @@ def _only(path: str, keys: set[str], *known: str) -> None:
 
 
 def _some(path: str, keyword: str, value: object) -> list[Any]:
-    if not isinstance(value, list) or not value:
+    if not is_list(value) or not value:
         raise _bad(path, f"{keyword} is a list with at least one entry")
     return value
 
@@ -202,7 +204,7 @@ def target(root: dict[str, Any], ref: str) -> Any:
     """What a ``$ref`` names. Raises InvalidArgument ``bad_json_schema``: nothing."""
     place: Any = root
     for name in ref.split("/")[1:]:
-        if not isinstance(place, dict) or name not in place:
+        if not is_map(place) or name not in place:
             raise _bad(ref, "there is nothing at this $ref")
         place = place[name]
     return place
@@ -230,8 +232,8 @@ def texts_of(value: object) -> Iterable[str]:
         item = todo.pop()
         if isinstance(item, str):
             yield item
-        elif isinstance(item, dict):
+        elif is_map(item):
             yield from item
             todo += item.values()
-        elif isinstance(item, list):
+        elif is_list(item):
             todo += item

@@ -9,13 +9,14 @@ from typing import Any, Literal
 from llama_cpp import llama_cpp as ll
 
 from vram_conductor.protocol.values import ModelInfo
+from vram_conductor.worker.llama.binding import unannotated, vocabulary
 from vram_conductor.worker.llama.identity import ModelFiles
 from vram_conductor.worker.llama.scratch import Dimensions
 
 
 def read_info(model: Any, files: ModelFiles, name: str) -> ModelInfo:
     """Describe a loaded (or dry-loaded) ``llama_model``."""
-    vocab = ll.llama_model_get_vocab(model)
+    vocab = vocabulary(model)
     return ModelInfo(
         model=files.id,
         name=name,
@@ -58,11 +59,11 @@ def read_dimensions(model: Any, arch: str) -> Dimensions:
 
 def metadata(model: Any, key: str) -> str | None:
     """A scalar of the GGUF's key-value section as text, None where it is absent."""
-    length = ll.llama_model_meta_val_str(model, key.encode(), None, 0)
+    length = unannotated.llama_model_meta_val_str(model, key.encode(), None, 0)
     if length < 0:
         return None
     buffer = ctypes.create_string_buffer(length + 1)
-    ll.llama_model_meta_val_str(model, key.encode(), buffer, length + 1)
+    unannotated.llama_model_meta_val_str(model, key.encode(), buffer, length + 1)
     return buffer.value.decode("utf-8", "replace")
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from llama_cpp import llama_cpp as ll
 
 from vram_conductor.worker.gguf_header import TensorInfo, read_header
+from vram_conductor.worker.llama.binding import shared_object
 
 CUDA_ALIGNMENT_BYTES = 128
 CUDA_ROW_PADDING = 512
@@ -21,9 +22,7 @@ HOST_TENSORS = frozenset(
 """Input tensors, looked up row by row: llama.cpp keeps them on the host. (llama-arch.cpp,
 LLM_TENSOR_LAYER_INPUT)"""
 
-# ggml's own functions are found through libllama, which is linked to it: the shared objects beside
-# it have other names in other builds.
-_ggml = ll._lib
+_ggml = shared_object
 
 for _name in ("ggml_type_size", "ggml_blck_size", "ggml_is_quantized"):
     _function = getattr(_ggml, _name)
@@ -84,5 +83,5 @@ def cuda_weights_bytes(tensors: Iterable[Tensor]) -> int:
     """
     found = list(tensors)
     untied = any(tensor.name == "output.weight" for tensor in found)
-    host = HOST_TENSORS | ({"token_embd.weight"} if untied else set())
+    host = HOST_TENSORS | ({"token_embd.weight"} if untied else set[str]())
     return sum(tensor.cuda_bytes for tensor in found if tensor.name not in host)
