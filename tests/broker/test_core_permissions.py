@@ -195,6 +195,30 @@ def test_an_admin_ends_the_leases_of_others_and_nobody_else_does(bench: Bench) -
     assert alice.error(rid).reason == "lease_released"
 
 
+def test_a_principal_has_so_many_sessions_and_leaves_the_others_theirs(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vram_conductor.protocol.limits.SESSIONS_PER_KEYED_PRINCIPAL_MAX", 2)
+
+    def refused(name: str, principal: str, key: str = "k") -> bool:
+        client = Keyed(bench, f"{key}-{name}", principal)
+        errors = client.got(b"", m.Error)
+        assert all(error.error.reason == "too_many_sessions" for error in errors)
+        assert all(error.error.details["limit"] == 2 for error in errors)
+        return bool(errors)
+
+    assert [refused(name, "alice") for name in "abc"] == [False, False, True]
+    assert [refused(name, "bob") for name in "de"] == [False, False]
+    gone = Client(bench, b"k-a", "alice")
+    gone.gone()
+    assert not refused("f", "alice")
+    assert refused("g", "alice")
+    local = [Client(bench, f"ipc{number}".encode()) for number in range(4)]
+    for client in local:
+        client.send(HELLO)
+        assert not client.got(b"", m.Error), "without a key there is one principal only"
+
+
 def test_agents_on_their_way_count(bench: Bench) -> None:
     keys(bench, {"alice": Quota(agents=2)}, k1="alice")
     alice = Keyed(bench, "k1", "alice")

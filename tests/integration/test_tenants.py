@@ -21,8 +21,9 @@ TOKENS = 12
 
 @pytest.fixture
 def broker(short_tmp: Path) -> Iterator[KeyedBroker]:
-    with KeyedBroker(short_tmp) as broker:
-        yield broker
+    process = KeyedBroker(short_tmp)
+    with process:
+        yield process
 
 
 @pytest.fixture

@@ -131,8 +131,8 @@ class Clients:
         state, peer, principal = self._state, event.peer, event.principal
         heartbeat_ms = state.config.broker.heartbeat_ms
         liveness = Liveness(state.now_ns, heartbeat_ms, pings=False)
-        session = state.sessions.open(peer, principal, event.same_user_ipc, liveness)
-        session.role, session.key = event.role, event.key
+        session = state.sessions.open(peer, principal, event.same_user_ipc, liveness, event.key)
+        session.role = event.role
         state.log("info", "session_opened", session=session.session, principal=principal)
         self._watch(session)
         state.to_client(

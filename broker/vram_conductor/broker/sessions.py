@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
@@ -60,6 +61,7 @@ class Sessions:
 
     def __init__(self, broker_epoch: int) -> None:
         self._sessions: dict[bytes, Session] = {}
+        self._per_principal: Counter[str] = Counter()
         self._prefix = f"{broker_epoch:x}"
         self._last = 0
 
@@ -83,7 +85,9 @@ class Sessions:
             )
         return session
 
-    def open(self, peer: bytes, principal: str, same_user_ipc: bool, liveness: Liveness) -> Session:
+    def open(
+        self, peer: bytes, principal: str, same_user_ipc: bool, liveness: Liveness, key: str = ""
+    ) -> Session:
         """A new session, or the one that the peer has already.
 
         Raises ResourceExhausted ``too_many_sessions``.
@@ -91,24 +95,39 @@ class Sessions:
         known = self._sessions.get(peer)
         if known is not None:
             return known
-        if len(self._sessions) >= limits.SESSIONS_MAX:
-            raise ResourceExhausted(
-                "too_many_sessions",
-                f"{len(self._sessions)} clients are connected, the limit is "
-                f"{limits.SESSIONS_MAX}; close some or try again later",
-                retryable=True,
-                retry_after_ms=limits.HEARTBEAT_MS * limits.MISSED_HEARTBEATS_MAX,
-                sessions=len(self._sessions),
-                limit=limits.SESSIONS_MAX,
-            )
+        _check_room("the broker has", len(self._sessions), limits.SESSIONS_MAX)
+        if key:
+            mine = self._per_principal[principal]
+            _check_room(f"{principal} has", mine, limits.SESSIONS_PER_KEYED_PRINCIPAL_MAX)
         self._last += 1
-        session = Session(peer, f"{self._prefix}-{self._last}", principal, same_user_ipc, liveness)
+        session = Session(
+            peer, f"{self._prefix}-{self._last}", principal, same_user_ipc, liveness, key=key
+        )
         self._sessions[peer] = session
+        self._per_principal[principal] += 1
         return session
 
     def close(self, peer: bytes) -> Session | None:
         """Forget a session; None if there was none."""
-        return self._sessions.pop(peer, None)
+        session = self._sessions.pop(peer, None)
+        if session is not None:
+            self._per_principal[session.principal] -= 1
+            if not self._per_principal[session.principal]:
+                del self._per_principal[session.principal]
+        return session
+
+
+def _check_room(who: str, sessions: int, limit: int) -> None:
+    """Raises ResourceExhausted ``too_many_sessions``."""
+    if sessions >= limit:
+        raise ResourceExhausted(
+            "too_many_sessions",
+            f"{who} {sessions} sessions, the limit is {limit}; close some or try again later",
+            retryable=True,
+            retry_after_ms=limits.HEARTBEAT_MS * limits.MISSED_HEARTBEATS_MAX,
+            sessions=sessions,
+            limit=limit,
+        )
 
 
 def announced_limits(config: BrokerConfig) -> dict[str, int]:
