@@ -181,6 +181,18 @@ def test_a_cut_connection_goes_on_where_it_was(place: Place, content: bytes) -> 
     assert any("going on at" in text for text in place.said)
 
 
+def test_a_connection_that_breaks_often_gets_there_as_long_as_something_comes(
+    place: Place, content: bytes
+) -> None:
+    step = 1 << 16
+    cuts = len(content) // step
+    assert cuts > TRIES
+    place.hub.faults["store"] = [Fault(cut_after=step)] * cuts
+    assert place.pull().path.read_bytes() == content
+    assert len(place.hub.fetched()) == cuts + 1
+    assert set(place.pauses) == {0.5}
+
+
 def test_the_next_run_goes_on_where_a_failed_one_ended(place: Place, content: bytes) -> None:
     place.hub.faults["store"] = [Fault(cut_after=3 * len(content) // 4)]
     place.hub.faults["hub"] = [Fault(), *[Fault(status=503)] * TRIES]
@@ -274,9 +286,12 @@ def test_bytes_that_were_altered_on_the_way_are_never_put_in_place(place: Place)
     assert place.pull().fetched
 
 
-def test_a_file_that_was_replaced_on_the_hub_is_not_fetched(place: Place, content: bytes) -> None:
+@pytest.mark.parametrize("cut", [0, 1])
+def test_a_file_that_was_replaced_on_the_hub_is_not_fetched(
+    place: Place, content: bytes, cut: int
+) -> None:
     entry = place.entry()
-    place.hub.repositories[REPO].files[FILE] = content + b"more"
+    place.hub.repositories[REPO].files[FILE] = content[cut:-1] + b"x"
     with pytest.raises(DataLoss, match="add --replace") as caught:
         place.pull(entry)
     assert caught.value.reason == "model_corrupt"

@@ -111,7 +111,8 @@ class Hub:
         # It would tell the hub what else is installed here, and ask it how to tell who starts it.
         os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
         try:
-            importlib.import_module("huggingface_hub")
+            for name in ("huggingface_hub", "httpx2"):  # its versions 1 speak by another library
+                importlib.import_module(name)
         except ImportError as error:
             raise client_missing(error) from None
         self.endpoint: str = (os.environ.get("HF_ENDPOINT") or DEFAULT_ENDPOINT).rstrip("/")
