@@ -130,13 +130,16 @@ def test_a_network_that_breaks_in_mid_stream_loses_and_doubles_nothing(
 
     expected = tell("c0", None, conductor)
     assert agent.name == "a"
-    with CuttableProxy(short_tmp / "p.ipc", stage.endpoint) as proxy:
-        with Conductor(proxy.endpoint) as cut:
-            for index, window in enumerate((None, 1, 8, None), 1):
-                # In the middle of a frame, somewhere in the reply.
-                proxy.cut_after(rng.randrange(200, 2_000))
-                assert tell(f"c{index}", window, cut) == expected
-        assert proxy.connections == 5
+    with (
+        CuttableProxy(short_tmp / "p.ipc", stage.endpoint) as proxy,
+        Conductor(proxy.endpoint) as cut,
+    ):
+        for index, window in enumerate((None, 1, 8, None), 1):
+            # In the middle of a frame, somewhere in the reply, which may come in a few large
+            # pieces where the machine is busy.
+            proxy.cut_after(rng.randrange(100, 700))
+            assert tell(f"c{index}", window, cut) == expected
+            assert proxy.cuts == index
 
 
 def test_many_replies_at_once(conductor: Conductor) -> None:
