@@ -227,12 +227,14 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         begin, headers, status = 0, dict[str, str](), 200
         asked = self.headers.get("Range")
         if asked and self.owner.ranges:
-            begin = int(asked.removeprefix("bytes=").rstrip("-"))
+            first, _, last = asked.removeprefix("bytes=").partition("-")
+            begin = int(first)
             if begin >= len(data):
                 self._answer(416, b"", {"Content-Range": f"bytes */{len(data)}"})
                 return
             status = 206
-            headers["Content-Range"] = f"bytes {begin}-{len(data) - 1}/{len(data)}"
+            whole, data = len(data), data[: int(last) + 1] if last else data
+            headers["Content-Range"] = f"bytes {begin}-{len(data) - 1}/{whole}"
         body = data[begin:]
         if fault.cut_after >= 0:
             headers["Content-Length"] = str(len(body))

@@ -5,11 +5,16 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+import msgspec
+
 from vram_conductor.client.cli_agents import connect, talking
+from vram_conductor.client.fit_unpulled import NOT_PULLED, fit_unpulled
 from vram_conductor.client.model_argument import model_argument
+from vram_conductor.client.model_places import configured_places
 from vram_conductor.client.output import Output
 from vram_conductor.client.text import plural, size, table, wrapped
-from vram_conductor.protocol.errors import ErrorInfo
+from vram_conductor.protocol.catalogue import CatalogueModel, HubSource
+from vram_conductor.protocol.errors import ErrorInfo, NotFound
 from vram_conductor.protocol.fitting import FitDevice, FitReport, FitRow
 
 EXIT_DENIED = 3
@@ -33,7 +38,8 @@ def add(verbs: Any, common: argparse.ArgumentParser) -> None:
         help="which n_ctx and KV type would be admitted now, and of what bytes",
         description="Asks the broker how large a context one more agent of MODEL could have now, "
         "beside all that is promised already, with each type of KV cache. Its answers are those "
-        "that `conductor register` would get; nothing is promised, and nothing is loaded.",
+        "that `conductor register` would get; nothing is promised, and nothing is loaded. Of a "
+        "model of the Hugging Face hub that is not here yet, only the headers are fetched.",
     )
     fit.add_argument("model", metavar="MODEL", help="as for conductor register --model")
     fit.add_argument("--device", help="only this one, for example cuda:0 (default: all)")
@@ -49,12 +55,38 @@ def add(verbs: Any, common: argparse.ArgumentParser) -> None:
 
 def _fit(args: argparse.Namespace, output: Output) -> int:
     with connect(args) as conductor:
-        model = model_argument(args.model, conductor.endpoint)
-        with output.waiting(f"estimating {args.model}"):
-            report = conductor.fit(model, device=args.device, slots=args.slots)
+
+        def ask(model: str) -> FitReport:
+            with output.waiting(f"estimating {args.model}"):
+                return conductor.fit(model, device=args.device, slots=args.slots)
+
+        try:
+            report, here = ask(model_argument(args.model, conductor.endpoint)), True
+        except NotFound as error:
+            unpulled = _on_the_hub(args, error, conductor.endpoint)
+            if unpulled is None:
+                raise
+            entry, source = unpulled
+            report, here = fit_unpulled(source, entry, ask, output), False
+            report = msgspec.structs.replace(report, model=args.model)
     output.value(report)
     output.text(render(report, args.model, output.width))
+    if not here:
+        output.text(f"\nfirst: conductor models pull {args.model}")
     return 0 if any(row.n_ctx for row in report.rows) else EXIT_DENIED
+
+
+def _on_the_hub(
+    args: argparse.Namespace, error: NotFound, endpoint: str
+) -> tuple[CatalogueModel, HubSource] | None:
+    """The model that the worker has not, if its headers can be had: a worker on this machine can
+    look at them."""
+    if error.reason != NOT_PULLED or not endpoint.startswith("ipc://"):
+        return None
+    entry = configured_places(args.config).files.load().find(args.model)
+    if entry is None or not isinstance(entry.source, HubSource):
+        return None
+    return entry, entry.source
 
 
 def render(report: FitReport, model: str, width: int) -> str:
