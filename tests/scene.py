@@ -107,6 +107,8 @@ class Scene:
         with ExitStack() as stack:
             stack.enter_context(self.stage)
             self.conductor = stack.enter_context(Conductor(self.stage.endpoint, client="test"))
+            # Before its worker's first report nobody knows what is on a device.
+            until(self._reported, "every worker has said what is on its device")
             self._stack = stack.pop_all()
         return self
 
@@ -120,6 +122,9 @@ class Scene:
             log = self.stage.log.read_text(errors="replace")
             sys.stderr.write("\n".join([*self.news, log[-20_000:]]))
         self._stack.close()
+
+    def _reported(self) -> bool:
+        return all(device.resident for device in self.conductor.status().devices)
 
     # --- looking ------------------------------------------------------------------------------
 
