@@ -380,6 +380,7 @@ def test_nobody_answers(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
         error = place.failing(Unavailable, "hub_unavailable")
     assert f"cannot reach {endpoint}" in error.info.message
     assert "HTTPS_PROXY" in error.info.message
+    assert place.pauses == [1.0], "nobody waits long for a network that is not there"
 
 
 def test_offline_mode(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

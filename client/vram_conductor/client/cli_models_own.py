@@ -101,7 +101,7 @@ def _add(args: argparse.Namespace, output: Output) -> int:
 
 
 def _described(entry: CatalogueModel) -> str:
-    said = []
+    said: list[str] = []
     if isinstance(entry.source, HubSource):
         said.append(f"{entry.source.repo}/{entry.source.files[0].path}")
         if len(entry.source.files) > 1:

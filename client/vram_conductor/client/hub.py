@@ -25,6 +25,9 @@ ANSWER_S = 20.0
 TRIES = 5
 """How often something is tried that brings nothing new."""
 
+UNREACHED_TRIES = 2
+"""The same, of a hub that has not said a word yet: most likely there is no network."""
+
 _T = TypeVar("_T")
 
 
@@ -172,14 +175,17 @@ class Hub:
         Raises:
             ConductorError: what the last try raised, and what is not ``retryable``.
         """
-        tries = 0
+        tries, reached = 0, False
         while True:
             try:
                 return step()
             except Unavailable as error:
-                tries = 0 if again(error) else tries + 1
+                further = again(error)
+                reached = reached or further or "status" in error.details
+                tries = 0 if further else tries + 1
                 wait_s = (error.retry_after_ms or 0) / 1000
-                if not error.retryable or tries >= TRIES or wait_s > RETRY_AFTER_S_MAX:
+                last = tries >= (TRIES if reached else UNREACHED_TRIES)
+                if not error.retryable or last or wait_s > RETRY_AFTER_S_MAX:
                     raise
                 self._pause(max(wait_s, 2.0**tries / 2))
 

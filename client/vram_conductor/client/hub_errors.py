@@ -139,6 +139,7 @@ def _passing(response: Response, endpoint: str) -> Unavailable:
         retryable=True,
         retry_after_ms=None if wait_s is None else round(1000 * wait_s),
         endpoint=endpoint,
+        status=response.status_code,
     )
 
 
