@@ -12,14 +12,18 @@ from types import TracebackType
 
 
 class WorkerProcess:
-    """``python -m vram_conductor.worker`` with private folders; its log is ``log``."""
+    """``python -m vram_conductor.worker`` with private folders; its log is ``log``. ``code``:
+    Python source to run instead."""
 
-    def __init__(self, folder: Path, endpoint: str, *flags: str, device: str = "cpu") -> None:
+    def __init__(
+        self, folder: Path, endpoint: str, *flags: str, device: str = "cpu", code: str = ""
+    ) -> None:
         folder.mkdir(exist_ok=True)
         self.arenas = folder / "arenas"
         self._log = (folder / f"worker-{time.monotonic_ns()}.log").open("w+b")
         self.life_r, self.life_w = os.pipe()
-        command = [sys.executable, "-m", "vram_conductor.worker", "--device", device]
+        module = ["-c", code] if code else ["-m", "vram_conductor.worker"]
+        command = [sys.executable, *module, "--device", device]
         command += ["--workers", endpoint, "--arena-dir", str(self.arenas)]
         command += ["--supervised-fd", str(self.life_r), *flags]
         self.process = subprocess.Popen(

@@ -179,6 +179,8 @@ def test_requests_wait_for_the_next_worker_as_long_as_was_asked() -> None:
     early = client.decode("coder")
     leave(worker)
     bench.advance(60_000, step_ms=2_000)
+    status = bench.core.report(bench.now_ns).devices[0]
+    assert (status.away, status.absent_ms, status.patience_ms) == ("stopped", 60_000, 30_000)
     late, more = client.decode("coder", conversation="late"), client.register("more")
     assert [client.silent(rid) for rid in (early, late, more)] == [True] * 3
     bench.advance(28_000, step_ms=2_000)

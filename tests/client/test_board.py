@@ -250,8 +250,12 @@ def test_a_budget_that_is_the_cap_is_not_worth_a_word() -> None:
 
 
 def test_a_device_without_worker_or_sample() -> None:
+    drawn = render(report(devices=[device(worker=None, memory=None, absent_ms=3_000)]), 200)
+    assert "! no worker for 3.00 s (jobs are refused): agents wait, nothing is lost" in drawn
+    gone = device(worker=None, absent_ms=3_000, away="stopped", patience_ms=117_000)
+    drawn = render(report(devices=[gone]), 200)
+    assert "(the last one was stopped; jobs wait 1 min 57 s more for the next one)" in drawn
     drawn = render(report(devices=[device(worker=None, memory=None, absent_ms=3_000)]), 80)
-    assert "! no worker for 3.00 s: agents wait, nothing is lost" in drawn
     assert "! no memory sample yet" in drawn
 
 

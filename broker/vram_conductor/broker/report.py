@@ -161,6 +161,8 @@ def _device(state: State, device: Device, principal: str | None) -> DeviceStatus
         leases=_leases(state, device, principal),
         worker=_worker(state, link) if link else None,
         absent_ms=0 if link else (state.now_ns - device.absent_ns) // MS,
+        away="" if link else device.away,
+        patience_ms=0 if link else max(0, device.patient_until_ns - state.now_ns) // MS,
         swaps=report.swaps if report else 0,
         rates=report.rates if report else {},
         lingered=report.lingered if report else 0,

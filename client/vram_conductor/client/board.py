@@ -97,7 +97,10 @@ def _device(device: DeviceStatus, width: int) -> str:
 def _worker(device: DeviceStatus) -> str:
     worker = device.worker
     if worker is None:
-        return f"! no worker for {duration(device.absent_ms)}: agents wait, nothing is lost"
+        last = f"the last one was {device.away}; " if device.away else ""
+        jobs = f"jobs wait {duration(device.patience_ms)} more for the next one"
+        note = f" ({last}{jobs})" if device.patience_ms else f" ({last}jobs are refused)"
+        return f"! no worker for {duration(device.absent_ms)}{note}: agents wait, nothing is lost"
     state = "draining" if worker.draining else "busy" if worker.busy else "idle"
     note = f": {worker.mechanism_note}" if worker.mechanism_note else ""
     return f"worker pid {worker.pid} on {worker.host}, {state}; {worker.mechanism}{note}"

@@ -50,6 +50,7 @@ class Supervisor:
 
     Attributes:
         endpoints: of the broker, once it is up.
+        env: what a child gets that is started from now on; None: this process's own.
     """
 
     def __init__(
@@ -66,7 +67,8 @@ class Supervisor:
     ) -> None:
         base = ["--config", str(config)] if config else []
         python = [sys.executable, "-m"]
-        self._say, self._drain_s, self._log, self._env = say, drain_s, log, env
+        self._say, self._drain_s, self._log = say, drain_s, log
+        self.env = None if env is None else dict(env)
         self._broker = Child(
             "broker",
             [*python, "vram_conductor.broker", *base, *broker_args, "--print-endpoints"],
@@ -169,7 +171,7 @@ class Supervisor:
     # --- parts --------------------------------------------------------------------------------
 
     def _spawn(self, child: Child, *, capture: bool = False) -> None:
-        child.start(self._life_r, capture=capture, log=self._log, env=self._env)
+        child.start(self._life_r, capture=capture, log=self._log, env=self.env)
 
     def _read_endpoints(self) -> dict[str, str]:
         process = self._broker.process
@@ -203,7 +205,12 @@ class Supervisor:
             if code in FINAL_EXIT_CODES:
                 self._say(f"{child.name} gave up (exit code {code}); {self._look()}")
                 return int(code)
-            self._say(self._obituary(child, *child.plan_restart()))
+            lived_s, pause_s = child.plan_restart()
+            self._say(
+                self._obituary(child, lived_s, pause_s)
+                if code
+                else f"{child.name} (pid {child.pid}) has left: starting its successor"
+            )
         elif child.restart_in_s == 0.0:
             child.restarts += 1
             self._spawn(child)

@@ -97,7 +97,9 @@ class DeviceStatus(StatusStruct, frozen=True, kw_only=True):
         foreign_bytes: what others use, without what holders of leases use of theirs.
         budget_bytes: what the worker may use: cap - foreign - leases.
         leases: those of the principal who asks, by their end.
-        worker: None while the device has none; then ``absent_ms`` says for how long.
+        worker: None while the device has none; then ``absent_ms`` says for how long, ``away`` why
+            (the last one was ``stopped``, or ``lost``; empty: there was none yet), and
+            ``patience_ms`` for how much longer jobs wait for the next one.
         swaps: how often a conversation's KV was moved, since the worker's start.
         rates: what moves took, by kind: ``wake``, ``wake_weights``, ``sleep_weights``,
             ``wake_pool``, ``sleep_pool``, ``back_up``, ``load``, ``open_pool``, ``state_out``,
@@ -123,6 +125,8 @@ class DeviceStatus(StatusStruct, frozen=True, kw_only=True):
     leases: list[LeaseStatus] = []
     worker: WorkerStatus | None = None
     absent_ms: int = 0
+    away: Literal["", "stopped", "lost"] = ""
+    patience_ms: int = 0
     swaps: int = 0
     rates: dict[str, MoveRate] = {}
     lingered: int = 0

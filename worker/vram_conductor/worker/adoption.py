@@ -1,4 +1,4 @@
-"""Parked states of a previous life: which of them are of use. *Pure.*"""
+"""Parked states of a previous life: which of them are of use."""
 
 from __future__ import annotations
 

@@ -16,9 +16,7 @@ def no_worker(state: State, *devices: str) -> ErrorInfo:
 
 
 def _last(state: State, device: Device) -> str:
-    departure = device.departure
-    if departure is None or device.link is not None:
+    if device.departure is None or device.link is not None:
         return ""
-    what = "was stopped" if departure.left else "was lost"
-    ready, ago_s = departure.ready, (state.now_ns - device.absent_ns) // MS // 1000
-    return f" (its last one, pid {ready.pid} on {ready.host}, {what} {ago_s} s ago)"
+    ready, ago_s = device.departure.ready, (state.now_ns - device.absent_ns) // MS // 1000
+    return f" (its last one, pid {ready.pid} on {ready.host}, was {device.away} {ago_s} s ago)"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from vram_conductor.broker.ledger.ledger import Ledger
 from vram_conductor.broker.workers.links import Candidate, WorkerLink
@@ -73,6 +74,13 @@ class Device:
     def ready(self) -> bool:
         """Whether it has a worker that takes commands."""
         return self.link is not None and not self.link.draining
+
+    @property
+    def away(self) -> Literal["", "stopped", "lost"]:
+        """What became of the last worker."""
+        if self.departure is None:
+            return ""
+        return "stopped" if self.departure.left else "lost"
 
     @property
     def former_build(self) -> str:
