@@ -9,7 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -173,7 +173,7 @@ def upgrade(scene: Scene, folder: Path) -> None:
 
 
 @contextmanager
-def by_hand(folder: Path, *, config: str = "", builds: str = "[]") -> Iterator[ByHand]:
+def by_hand(folder: Path, *, config: str = "", builds: str = "[]") -> Generator[ByHand]:
     """A broker and one worker, no supervisor. ``builds``: of workers that the broker takes."""
     path = folder / "conductor.toml"
     path.write_text(
