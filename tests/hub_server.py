@@ -28,11 +28,13 @@ TOKEN = "hf_of_somebody_who_may"
 @dataclass
 class Fault:
     """What goes wrong with one request: an HTTP status with headers, a connection that ends after
-    so many bytes of the body, or bytes that are changed on the way."""
+    so many bytes of the body, one on which nothing more comes after so many until the asker is
+    gone, or bytes that are changed on the way."""
 
     status: int = 0
     headers: dict[str, str] = field(default_factory=dict[str, str])
     cut_after: int = -1
+    silent_after: int = -1
     altered: bool = False
 
 
@@ -240,7 +242,16 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             headers["Content-Length"] = str(len(body))
             body = body[: fault.cut_after]
             self.close_connection = True
+        if fault.silent_after >= 0:
+            self._fall_silent(status, body, headers, fault.silent_after)
+            return
         self._answer(status, body, headers)
+
+    def _fall_silent(self, status: int, body: bytes, headers: dict[str, str], after: int) -> None:
+        headers["Content-Length"] = str(len(body))
+        self._answer(status, body[:after], headers)
+        self.connection.recv(1)
+        self.close_connection = True
 
 
 def _sibling(path: str, data: bytes) -> dict[str, Any]:

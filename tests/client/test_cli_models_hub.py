@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_parts import eventually
 from gguf_models import Spec, make_model
 from hub_server import COMMIT, Fault, HubServer, Repository, use_only
 
@@ -97,6 +101,38 @@ def test_a_pull_that_broke_off_shows_in_the_list(hub: HubServer, capsys: Any) ->
     assert 1 <= int(tiny["state"].split()[0]) <= 50
     assert cli.main(["models", "pull", "tiny"]) == 0
     assert "going on at" in capsys.readouterr().err
+
+
+def test_a_pull_that_was_killed_goes_on(hub: HubServer, tmp_path: Path, capsys: Any) -> None:
+    value(capsys, "models", "add", "tiny", f"hf:{REPO}:Q4_K_M")
+    content = hub.repositories[REPO].files["Tiny-Q4_K_M.gguf"]
+    hub.faults["store"] = [Fault(silent_after=5 * len(content) // 8)]
+    command = [sys.executable, "-m", "vram_conductor.client.cli", "models", "pull", "tiny"]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as killed:
+        eventually(lambda: come(tmp_path) >= len(content) // 2, "half of it has come")
+        killed.kill()
+    kept = come(tmp_path)
+    assert cli.main(["models", "pull", "tiny"]) == 0
+    assert hub.fetched()[-1] == f"bytes={kept}-"
+    assert (tmp_path / "models" / "Tiny-Q4_K_M.gguf").read_bytes() == content
+
+
+def come(folder: Path) -> int:
+    """Bytes of a file that is being pulled."""
+    return sum(path.stat().st_size for path in (folder / "models").glob(".*.part"))
+
+
+def test_several_pulls_at_once_fetch_it_once(hub: HubServer, capsys: Any) -> None:
+    value(capsys, "models", "add", "tiny", f"hf:{REPO}:Q4_K_M")
+    command = [sys.executable, "-m", "vram_conductor.client.cli", "models", "pull", "tiny"]
+    pulls = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    out = "".join(pull.communicate()[0] for pull in pulls)
+    assert sorted(re.findall("fetched and verified|here, verified", out)) == [
+        "fetched and verified",
+        "here, verified",
+        "here, verified",
+    ]
+    assert len(hub.fetched()) == 1
 
 
 def test_two_repositories_with_a_file_of_one_name(hub: HubServer, capsys: Any) -> None:
