@@ -18,7 +18,7 @@ from vram_conductor.protocol.split_files import combined_sha256, part_name, part
 
 _NAME = re.compile(r"[A-Za-z0-9._:@-]+")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-_REPO = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
+_REPO = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*/[A-Za-z0-9_][A-Za-z0-9._-]*")
 _REVISION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _NEAR_MAX = 3
 

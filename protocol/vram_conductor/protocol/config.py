@@ -71,7 +71,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         arena_dir: folder for parked states; empty: see :func:`arena_dir`.
         model_dirs: folders from which a path may be loaded.
         models_dir: the catalogue's cache; empty: ``$XDG_CACHE_HOME/vram-conductor/models``.
-        catalogue: path of ``models.toml``; empty: the packaged one.
+        catalogue: path of ``models.toml``; empty: the user's own before the packaged one.
         sample_ms: period of the memory sample.
         hang_ms: exit when the engine is busy and makes no step for this long.
         lanes: ``threads``: models compute side by side, and beside what is moved; ``inline``: one
