@@ -73,6 +73,18 @@ class WatchedLibrary:
         return self.events("clash")
 
     @contextmanager
+    def stuck(self, pid: int) -> Generator[None]:
+        """Meanwhile no batch of this worker comes back."""
+        file = self._folder / "stuck"
+        part = file.with_suffix(".part")
+        part.write_text(str(pid))
+        part.rename(file)
+        try:
+            yield
+        finally:
+            file.unlink()
+
+    @contextmanager
     def held(self) -> Generator[None]:
         """Loads that would begin meanwhile wait for the end of it."""
         hold = self._folder / "hold"

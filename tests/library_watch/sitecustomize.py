@@ -3,7 +3,8 @@ with llama.cpp's objects.
 
 ``WATCH_FOLDER``: where. One file per process, a JSON object per line: loads as they begin and end,
 weights and contexts as they are freed, and every call that meets another thread in the same
-object. While a file ``hold`` lies there, a load does not begin.
+object. While a file ``hold`` lies there, a load does not begin; while there is one ``stuck`` with
+the process's own number in it, a batch does not come back.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class Watch:
     """Who is in which object, and the file that it is written to."""
 
     def __init__(self, folder: Path) -> None:
-        self._hold = folder / "hold"
+        self._hold, self._stuck = folder / "hold", folder / "stuck"
         self._file = (folder / f"{os.getpid()}.jsonl").open("a", buffering=1)
         self._lock = threading.Lock()
         self._inside: dict[int, tuple[int, str]] = {}
@@ -97,6 +98,20 @@ class Watch:
                 if freed:
                     self.write(event="closed", threads=len(self._users.pop(item)))
 
+    def decoding(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(plain)
+        def decode(*arguments: Any) -> Any:
+            if self._is_stuck():
+                self.write(event="stuck")
+            while self._is_stuck():
+                threading.Event().wait(POLL_S)
+            return plain(*arguments)
+
+        return decode
+
+    def _is_stuck(self) -> bool:
+        return self._stuck.exists() and self._stuck.read_text() == str(os.getpid())
+
     def loading(self, plain: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(plain)
         def load(path: bytes, *arguments: Any) -> Any:
@@ -135,6 +150,7 @@ def watch(folder: Path) -> None:
     for name in CONTEXT_CALLS:
         setattr(library, name, seen.calling(getattr(library, name), name))
     for name, wrap in (
+        ("llama_decode", seen.decoding),
         ("llama_model_load_from_file", seen.loading),
         ("llama_model_free", seen.freeing),
         ("llama_init_from_model", seen.opening),
