@@ -238,7 +238,7 @@ def test_an_error_in_the_middle_gets_a_line_of_its_own_on_a_terminal(
     broker.on[wire.Decode] = broken
     with Terminal([*CONDUCTOR, "decode", "c", "x", "--clients", broker.endpoint]) as terminal:
         assert terminal.wait() == 1
-    assert terminal.text.endswith("half a\nconductor: bad (decode_failed)\n")
+    assert "half a\nconductor: bad (decode_failed)\n" in terminal.text
 
 
 def test_control_characters_do_not_reach_a_terminal(broker: ScriptedBroker) -> None:
