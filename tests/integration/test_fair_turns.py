@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +22,8 @@ N_CTX = 4096
 LONG = 3000
 """Tokens of an answer that takes longer than a time slice (two seconds), also on a machine that is
 twice as fast as most."""
+SLICE_S = 2.0
+"""A time slice of the worker's (``schedule.SLICE_NS``)."""
 
 
 @pytest.fixture(scope="module")
@@ -100,6 +103,26 @@ def test_one_who_waits_is_served_although_others_never_stop(tight: Scene) -> Non
     assert result.usage.queue_ms < 20_000
     for reply in crowd:
         assert len(reply.result(WAIT_S).text) > 0
+
+
+def test_little_traffic_for_one_model_causes_few_swaps(tight: Scene) -> None:
+    """A never stops; C asks again whenever it has its answer, which takes no time at all."""
+    alone = tight.run("C", WORDS["C"], conversation="alone", continue_=False, max_tokens=2).ids
+    crowd = begin(tight, "A", "crowd")
+    began_s, moved, ended = time.monotonic(), 0, 0
+    for _ in range(4):
+        found = tight.run("C", WORDS["C"], conversation="rare", continue_=False, max_tokens=2)
+        assert found.ids == alone
+        moved += pools_moved([found])
+        if not jobs(tight, "A"):
+            assert crowd.result(WAIT_S).usage.stop_reason == "length"
+            ended += 1
+            crowd = begin(tight, "A", f"crowd-{ended}")
+    took_s = time.monotonic() - began_s
+    # Whoever has come stays for a time slice, unless there is nothing more to do.
+    assert 1 <= moved <= took_s / SLICE_S + 1 + ended
+    crowd.cancel()
+    crowd.result(WAIT_S)
 
 
 def test_a_request_for_another_model_kills_nobody(tight: Scene) -> None:

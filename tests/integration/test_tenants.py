@@ -63,6 +63,20 @@ def parked(client: Conductor) -> dict[str, int]:
 
 
 @pytest.mark.usefixtures("worker")
+def test_the_same_prompt_of_another_finds_nothing_computed(broker: KeyedBroker) -> None:
+    """Whoever could tell how much of a prompt is known already could guess what others say."""
+    alice, bob = (until_in(broker, broker.keys.new(name)) for name in ("alice", "bob"))
+    for client in (alice, bob):
+        client.register("coder", "plain", n_ctx=N_CTX, temperature=0)
+    first = say(alice, "main", 1)
+    asked = [say(bob, "main", 1), say(bob, "other", 1), say(alice, "other", 1)]
+    assert [each.usage.reused_tokens for each in (first, *asked)] == [0] * 4
+    assert all(each.ids == first.ids for each in asked)
+    # One's own conversation is known, by the same measure.
+    assert say(alice, "main", 2).usage.reused_tokens > 200
+
+
+@pytest.mark.usefixtures("worker")
 def test_forks_stay_within_the_quota_and_nothing_that_was_said_is_lost(
     broker: KeyedBroker,
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import socket
 from pathlib import Path
@@ -112,6 +113,25 @@ def test_sigterm_parks_everything_and_a_successor_adopts_it(short_tmp: Path) -> 
         assert (last.usage.reused_tokens, last.usage.reprefilled_tokens) == (103, 0)
         assert last.usage.swap.restored
         assert last.usage.state_version == 3
+
+
+def test_parked_states_that_no_broker_knows_are_deleted(short_tmp: Path) -> None:
+    with Up(short_tmp) as up, Conductor(up.endpoint) as conductor:
+        until(lambda: conductor.status().devices[0].worker, "there is a worker")
+        conductor.register("a", model(), n_ctx=512)
+        expected = turn(conductor, 0).ids
+        assert up.terminate() == 0
+    assert len(up.parked()) == 1
+    # With the journal the index is lost, and nobody will ever ask for them.
+    shutil.rmtree(short_tmp / "state")
+    with Up(short_tmp) as up, Conductor(up.endpoint) as conductor:
+        until(lambda: conductor.status().devices[0].worker, "there is a worker")
+        until(lambda: not up.parked(), "they are gone")
+        assert conductor.list() == []
+        conductor.register("a", model(), n_ctx=512)
+        again = turn(conductor, 0)
+        assert again.ids == expected
+        assert (again.usage.reused_tokens, again.usage.state_version) == (0, 1)
 
 
 def test_sigterm_in_the_middle_of_an_answer_lets_it_finish(short_tmp: Path) -> None:
