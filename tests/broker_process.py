@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -55,6 +55,7 @@ class BrokerProcess:
         flags: appended to the command.
         env: laid over the environment.
         code: Python source to run instead of the module; it gets the flags as sys.argv.
+        enter: what the command begins with, to run it elsewhere (``network.Host.enter``).
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class BrokerProcess:
         env: dict[str, str] | None = None,
         code: str = "",
         own_folders: bool = True,
+        enter: Sequence[str] = (),
     ) -> None:
         self.folder = folder
         self.stack = ExitStack()
@@ -73,7 +75,8 @@ class BrokerProcess:
         self.stack.callback(self._log.close)
         life_r, self.life_w = os.pipe()
         self.stack.callback(self.abandon)
-        command = [sys.executable, *(["-c", code] if code else ["-m", "vram_conductor.broker"])]
+        what = ["-c", code] if code else ["-m", "vram_conductor.broker"]
+        command = [*enter, sys.executable, *what]
         command += ["--print-endpoints", "--supervised-fd", str(life_r)]
         if own_folders:
             command += ["--runtime-dir", str(folder / "r"), "--state-dir", str(folder / "s")]
@@ -185,11 +188,12 @@ class RawClient:
 
     def expect(self, kind: type[M], rid: bytes | None = None) -> M:
         """The next message of a kind; others before it are skipped, an ERROR is shown."""
+        wants_error = bool(kind is Error)
         while True:
             message = self.receive()
             if isinstance(message, kind) and (rid is None or getattr(message, "rid", b"") == rid):
                 return message
-            assert kind is Error or not isinstance(message, Error), message
+            assert wants_error or not isinstance(message, Error), message
 
     def hello(self) -> Welcome:
         self.send(Hello(v=(limits.PROTOCOL_MAJOR, limits.PROTOCOL_MINOR), client="test"))

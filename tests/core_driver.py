@@ -490,8 +490,8 @@ class Driver:
             assert attempt.prompt is None
             fresh = np.frombuffer(raw[0], "<i4").tolist()
             attempt.keep = data.keep
-            attempt.prompt = record.ids[: data.keep] + fresh
-            assert len(attempt.prompt) == data.prompt_tokens
+            prompt = attempt.prompt = record.ids[: data.keep] + fresh
+            assert len(prompt) == data.prompt_tokens
         elif isinstance(data, RunTokens):
             assert attempt.prompt is not None
             if data.ids and not attempt.ids:

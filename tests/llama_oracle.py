@@ -28,11 +28,11 @@ class LlamaOracle:
 
     def __init__(self, path: Path, capacity: Capacity, *, flash: bool | None = False) -> None:
         library()
-        self._model = ll.llama_model_load_from_file(
+        self._model: Any = ll.llama_model_load_from_file(
             str(path).encode(), model_params(_ONE_THREAD, dry=False)
         )
         assert self._model, f"llama.cpp refused {path}"
-        self.vocab = ll.llama_model_get_vocab(self._model)
+        self.vocab: Any = ll.llama_model_get_vocab(self._model)
         self.n_vocab = ll.llama_vocab_n_tokens(self.vocab)
         params = ll.llama_context_default_params()
         # Every sequence has n_ctx of its own.
@@ -52,7 +52,7 @@ class LlamaOracle:
             if flash
             else ll.LLAMA_FLASH_ATTN_TYPE_DISABLED
         )
-        self._context = ll.llama_init_from_model(self._model, params)
+        self._context: Any = ll.llama_init_from_model(self._model, params)
         assert self._context
         self._batch = ll.llama_batch_init(capacity.tokens_max, 0, 1)
 
@@ -82,14 +82,15 @@ class LlamaOracle:
             given.seq_id[at][0] = batch.sequences[at]
             given.logits[at] = at in wanted
         # A batch may go back: what follows is dropped, as the layer engine does.
-        memory = ll.llama_get_memory(self._context)
+        memory: Any = ll.llama_get_memory(self._context)
         for sequence in np.unique(batch.sequences):
             first = int(batch.positions[batch.sequences == sequence].min())
             ll.llama_memory_seq_rm(memory, int(sequence), first, -1)
         assert ll.llama_decode(self._context, given) == 0
 
     def reset(self) -> None:
-        ll.llama_memory_clear(ll.llama_get_memory(self._context), True)
+        memory: Any = ll.llama_get_memory(self._context)
+        ll.llama_memory_clear(memory, True)
 
     def tokenize(self, text: str) -> NDArray[np.int32]:
         """With the tokens that a model wants before a text."""

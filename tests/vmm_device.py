@@ -4,7 +4,6 @@ process that has the preload library."""
 from __future__ import annotations
 
 import ctypes
-import ctypes.util
 import mmap
 import os
 from collections.abc import Generator

@@ -15,6 +15,7 @@ import zmq
 from vram_conductor.protocol.base import Base
 from vram_conductor.protocol.codec import BROKER_TO_WORKER, WORKER_TO_BROKER
 from vram_conductor.protocol.commands import (
+    Command,
     Failed,
     Ready,
     Reply,
@@ -125,7 +126,7 @@ class WorkerBroker:
         frames = BROKER_TO_WORKER.encode(message, raw or [])
         assert send(self._listener.socket, frames, peer or self.peer) is SendResult.SENT
 
-    def command(self, kind: type[Base], raw: list[bytes] | None = None, **fields: Any) -> int:
+    def command(self, kind: type[Command], raw: list[bytes] | None = None, **fields: Any) -> int:
         """Send a command of the current epoch; returns its ``op``."""
         self._op += 1
         self.send(kind(broker_epoch=self.epoch, op=self._op, **fields), raw)
@@ -159,6 +160,8 @@ class WorkerBroker:
                 case Failed():
                     attempt.failed = message
                     return attempt
+                case _:
+                    raise AssertionError(message)
 
 
 class Attempt:

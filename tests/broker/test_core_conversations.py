@@ -39,7 +39,7 @@ def say(client: Client, worker: ScriptedWorker, text: str = "hi", **fields: Any)
 
 def chat(client: Client, worker: ScriptedWorker, text: str, answer: str, **fields: Any) -> None:
     rid = client.bench.rid()
-    given = {"messages": [Message("user", text)], "continue_": True, **fields}
+    given: dict[str, Any] = {"messages": [Message("user", text)], "continue_": True, **fields}
     client.send(m.Decode(rid=rid, agent="coder", **given))
     worker.finish(worker.job("coder"), answer)
     client.done(rid)
@@ -132,6 +132,8 @@ def test_a_copy_without_kv_is_whole_and_says_why(how: str) -> None:
         case "late":
             bench.advance(30_000)
             reason = "worker_timeout"
+        case _:
+            pass
     receipt = msgspec.convert(client.ok(rid), ForkReceipt)
     assert (receipt.kv, receipt.kv_tokens, receipt.reason) == ("absent", 0, reason)
     assert page(client, "side").tokens == 5

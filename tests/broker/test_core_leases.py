@@ -330,7 +330,7 @@ def test_foreign_use_is_in_its_way_for_now() -> None:
 def test_nonsense_is_refused_and_changes_nothing(fields: dict[str, Any], reason: str) -> None:
     it = Setting()
     before = it.device()
-    given = {"name": "train", "lease_bytes": 100 * MIB, **fields}
+    given: dict[str, Any] = {"name": "train", "lease_bytes": 100 * MIB, **fields}
     assert it.client.error(it.client.lease(**given)).reason == reason
     assert it.device() == before
     assert len(it.worker.all(c.Budget)) == 1

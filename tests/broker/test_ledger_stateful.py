@@ -465,6 +465,6 @@ def state(ledger: Ledger) -> tuple[object, ...]:
 Ledgers.TestCase.settings = settings(
     max_examples=200,
     stateful_step_count=40,
-    suppress_health_check=list(HealthCheck),
+    suppress_health_check=[*HealthCheck.__members__.values()],
 )
 TestLedgers = Ledgers.TestCase

@@ -127,7 +127,8 @@ def test_counts_and_orders_hold_in_any_sequence(
         waiting[job.key].append(job)
         if rng.random() < 0.4:
             head = queue.next("cpu", everything, 0)
-            assert head is waiting[head.key][0]  # type: ignore[union-attr]
+            assert head is not None
+            assert head is waiting[head.key][0]
             queue.remove(head)
             waiting[head.key].pop(0)
         elif rng.random() < 0.2:

@@ -137,6 +137,8 @@ def step(net: Network, what: str, number: int) -> None:
             net.connect()
         case "wait":
             net.pass_time()
+        case _:
+            pass  # there is no such message
 
 
 @given(STEPS, st.integers(0, 12), st.sampled_from([None, 1, 2, 7]))

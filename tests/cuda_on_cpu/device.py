@@ -41,7 +41,7 @@ class EmulatedCuda:
 
     def __init__(self, folder: Path, total_bytes: int = 1 << 30, seed: int = 0) -> None:
         self.name = "CPU"
-        self.capability = (9, 0)
+        self.capability: tuple[int, int] = (9, 0)
         self.multiprocessors = 4
         self.total_bytes = total_bytes
         self.allocated_bytes = 0

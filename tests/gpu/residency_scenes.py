@@ -55,7 +55,8 @@ class Stage:
     """
 
     def __init__(self, files: dict[str, Path], n_ctx: int, lanes: str) -> None:
-        self.files, self.n_ctx, self.lanes = files, n_ctx, cast("LanesKind", lanes)
+        self.files, self.n_ctx = files, n_ctx
+        self.lanes: LanesKind = cast("LanesKind", lanes)
         self.sampler = NvmlSampler(DEVICE)
         os.environ["CUDA_VISIBLE_DEVICES"] = self.sampler.uuid
         self.options = EngineOptions(device_kind="cuda", device_uuid=self.sampler.uuid)

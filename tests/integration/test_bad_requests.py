@@ -56,6 +56,8 @@ def write_file(path: Path, how: str) -> None:
             architecture(path, "hal9000")
         case "crashes llama.cpp":
             path.write_bytes(make_model(Spec(arch="jamba", ssm_inner=192)).read_bytes())
+        case _:
+            raise AssertionError(how)
 
 
 @pytest.mark.parametrize(

@@ -456,6 +456,8 @@ def test_whatever_the_wire_does_everything_arrives_once_and_in_order(
                 away_ms = 0
             case "again" if worker.connected and worker.session.is_held:
                 worker.ask()
+            case _:
+                pass  # not now
     if not worker.connected:
         worker.heal()
     worker.settle()

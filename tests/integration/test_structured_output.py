@@ -67,7 +67,8 @@ def talk() -> Iterator[Scene]:
 
 
 def write(scene: Scene, agent: str = "writer", **options: Any) -> Reply:
-    return scene.conductor.decode(agent, prompt=PROMPT, **{"max_tokens": 600, **options})
+    given: dict[str, Any] = {"max_tokens": 600, **options}
+    return scene.conductor.decode(agent, prompt=PROMPT, **given)
 
 
 @pytest.mark.parametrize("seed", range(8))

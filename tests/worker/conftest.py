@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from core_driver import Driver
+from core_driver import Driver, LanesKind
 from cuda_on_cpu.device import EmulatedCuda
 from kernel_scenes import KernelBench
 
@@ -59,6 +59,7 @@ ON_LANES = {"test_core_runs", "test_core_swaps", "test_core_cancel", "test_resid
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run them twice."""
+    assert metafunc.module is not None
     if metafunc.module.__name__.rpartition(".")[2] in ON_LANES:
         metafunc.parametrize("lanes_kind", ["inline", "lockstep"], indirect=True)
 
@@ -66,6 +67,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.fixture(autouse=True)
 def lanes_kind(request: pytest.FixtureRequest) -> Iterator[None]:
     """What every driver of the test uses."""
-    before, Driver.lanes_kind = Driver.lanes_kind, getattr(request, "param", "inline")
+    before: LanesKind = Driver.lanes_kind
+    wanted: LanesKind = getattr(request, "param", "inline")
+    Driver.lanes_kind = wanted
     yield
     Driver.lanes_kind = before

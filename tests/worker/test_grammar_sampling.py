@@ -19,6 +19,7 @@ from vram_conductor.protocol.errors import Code, ConductorError
 from vram_conductor.protocol.values import PoolShape, Sampling
 from vram_conductor.worker.engine import Sampler, Tokens
 from vram_conductor.worker.grammar.constraint import Constraint
+from vram_conductor.worker.llama.binding import unannotated
 from vram_conductor.worker.llama.model import LlamaModel
 from vram_conductor.worker.llama.pool import LlamaPool
 
@@ -81,7 +82,7 @@ class LlamaGrammar:
         rows["id"] = np.arange(self.n_vocab)
         pointer = ctypes.cast(rows.ctypes.data, ctypes.POINTER(ll.llama_token_data))
         array = ll.llama_token_data_array(pointer, self.n_vocab, -1, False)
-        ll.llama_sampler_apply(self.sampler, ctypes.byref(array))
+        unannotated.llama_sampler_apply(self.sampler, ctypes.byref(array))
         return np.flatnonzero(np.isfinite(rows["logit"])).astype(np.int32)
 
     def accept(self, token: int) -> None:

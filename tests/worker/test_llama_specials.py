@@ -93,8 +93,17 @@ def model(engine: LlamaEngine, request: pytest.FixtureRequest) -> Iterator[Llama
     model.close()
 
 
-PIECES = ["\n", "\n\n", "\n" * 33, " ", "    ", "\t", "<", ">", "</", "<b>", "<unused", "a", "word"]
-PIECES += ["é漢🙂", "<s>", "<|im_start|>", "<|im_end|>", "<bos>", "<start_of_turn>", "[multimodal]"]
+WORDS = ["\n", "\n\n", "\n" * 33, " ", "    ", "\t", "<", ">", "</", "<b>", "<unused", "a", "word"]
+PIECES = [
+    *WORDS,
+    "é漢🙂",
+    "<s>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<bos>",
+    "<start_of_turn>",
+    "[multimodal]",
+]
 
 
 def test_long_text_has_the_ids_that_llama_gives_it(model: LlamaModel) -> None:

@@ -64,7 +64,7 @@ def test_any_batch(
     for part, grid in zip(parts, grids, strict=True):
         mine = slice(part.first, part.first + part.tokens)
         borders = np.flatnonzero(np.diff(sequences[mine])) + 1
-        lengths = np.diff([0, *borders, part.tokens])
+        lengths = np.diff(np.array([0, *borders, part.tokens]))
         is_tile = part.kernel == "attention_tile"
         # A run may go on in the part before or behind, which then is of the other kernel: never.
         assert ((lengths >= RUN_TOKENS) == is_tile).all()

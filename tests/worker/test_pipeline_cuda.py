@@ -154,14 +154,19 @@ def test_arguments_lie_where_the_driver_looks_for_them() -> None:
     assert driver.calls == [(head, values, 0)] * 2
 
 
+def stream() -> Any:
+    """Of which a launch wants the handle alone."""
+    return SimpleNamespace(handle=1)
+
+
 def test_a_kernel_without_parameters_can_be_launched() -> None:
     driver = Driver()
-    launch(driver, []).on(SimpleNamespace(handle=1))
+    launch(driver, []).on(stream())
     assert driver.calls[0][1] == []
 
 
 def test_a_refused_launch_names_the_kernel() -> None:
     refused = launch(Driver(error="CUDA_ERROR_ILLEGAL_ADDRESS"), [])
     with pytest.raises(Internal, match="kernel: CUDA_ERROR_ILLEGAL_ADDRESS") as caught:
-        refused.on(SimpleNamespace(handle=1))
+        refused.on(stream())
     assert caught.value.reason == "cuda_failed"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from vram_conductor.worker.pipeline.forward import Batch, Capacity
 
 
 @pytest.fixture
-def make_gpu(kernels: Path) -> Iterator[MakeGpu]:
+def make_gpu(kernels: Path) -> Iterator[Callable[[], EmulatedCuda]]:
     made: list[EmulatedCuda] = []
     seeds = itertools.count()
 

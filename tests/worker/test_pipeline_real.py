@@ -28,6 +28,7 @@ from engine_scenes import (
 from llama_cpp import llama_cpp as ll
 from llama_oracle import LlamaOracle
 
+from vram_conductor.worker.llama.binding import unannotated
 from vram_conductor.worker.pipeline.forward import Batch
 from vram_conductor.worker.pipeline.layer_engine import LayerEngine
 
@@ -63,7 +64,7 @@ def read(model: Path, folder: Path, kind: int, tokens_max: int) -> Read:
     copy = folder / "copy.gguf"
     params = ll.llama_model_quantize_default_params()
     params.ftype, params.allow_requantize, params.nthread = kind, True, 2
-    assert ll.llama_model_quantize(str(model).encode(), str(copy).encode(), params) == 0
+    assert unannotated.llama_model_quantize(str(model).encode(), str(copy).encode(), params) == 0
     with LlamaOracle(copy, room(tokens_max)) as oracle:
         exact = oracle.step(batch)
     copy.unlink()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from typing import Any
 
 import pytest
 from core_driver import MS, Driver
@@ -279,7 +280,8 @@ def test_what_is_tiny_is_made_on_the_spot_and_a_template_never(
     driver.finish()
     assert not woken.is_set()
     monkeypatch.setattr(lanes, "TINY_TOKENS", 50)
-    for more in ({"messages": [Message("user", "ab")]}, {"tokens": [97] * 60}):
+    inputs: list[dict[str, Any]] = [{"messages": [Message("user", "ab")]}, {"tokens": [97] * 60}]
+    for more in inputs:
         woken.clear()
         op = driver.run("a", max_tokens=1, **more)
         assert woken.wait(20)

@@ -204,6 +204,8 @@ def test_a_tape_is_a_list(changes: list[object]) -> None:
             case list(ids):
                 tape.extend(np.array(ids, np.int32))
                 model += ids
+            case _:
+                raise AssertionError(change)
         assert tape.ids().tolist() == model
         assert len(tape) == len(model)
         assert tape.view(1, 3).tolist() == model[1:3]

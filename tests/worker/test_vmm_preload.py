@@ -168,7 +168,8 @@ def test_without_a_compiler_the_reason_says_how_to_get_one(
 def other_machine(library: Path, target: Path) -> None:
     """The same, but its header names another processor."""
     data = bytearray(library.read_bytes())
-    data[18:20] = b"\xf3\x00" if data[18:20] != b"\xf3\x00" else b"\xb7\x00"  # RISC-V, AArch64
+    risc_v, aarch64 = b"\xf3\x00", b"\xb7\x00"
+    data[18:20] = risc_v if bytes(data[18:20]) != risc_v else aarch64
     target.write_bytes(data)
 
 
