@@ -30,6 +30,7 @@ from vram_conductor.protocol import handshake
 from vram_conductor.protocol.codec import BROKER_TO_CLIENT, CLIENT_TO_BROKER
 from vram_conductor.protocol.endpoints import Tcp, parse_endpoint
 from vram_conductor.protocol.errors import ConductorError
+from vram_conductor.protocol.greeting import Handshakes
 from vram_conductor.protocol.keys import KeyFile
 from vram_conductor.protocol.messages import Error
 from vram_conductor.protocol.sockets import Context, SendResult, Socket, connect, receive, send
@@ -74,6 +75,7 @@ class Link:
         self._monitor: Socket | None = None
         self._full = False
         self._broken = False
+        self._handshakes = Handshakes(endpoint, self._key)
         self._failure: handshake.Failure | None = None
         self._warnings = 0
 
@@ -168,7 +170,7 @@ class Link:
         while self._monitor is not None and (news := receive(self._monitor)) is not None:
             event, value = handshake.read_news(news.frames)
             self._broken = self._broken or event != handshake.SUCCEEDED
-            failure = handshake.judge(event, value, self._endpoint, self._key)
+            failure = self._handshakes.judge(event, value)
             if failure is not None:
                 self._failure = failure
 

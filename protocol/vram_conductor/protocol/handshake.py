@@ -20,6 +20,9 @@ _NO_DETAIL, _PROTOCOL, _AUTH = 0x0800, 0x2000, 0x4000
 EVENTS = SUCCEEDED | DISCONNECTED | _NO_DETAIL | _PROTOCOL | _AUTH
 """Monitor events of zmq_socket_monitor(3) that say how a connection fares."""
 
+CUT = (_NO_DETAIL, _PROTOCOL)
+"""The connection was closed in the midst of the handshake."""
+
 _MECHANISM_MISMATCH = 0x11000002
 _NEWS = struct.Struct("=HI")
 
@@ -42,8 +45,8 @@ def judge(event: int, value: int, endpoint: str, key: KeyFile | None) -> Failure
     if event == _AUTH:
         return Failure(_refused_key(endpoint, key.public if key else ""), final=True)
     if event == _PROTOCOL and value == _MECHANISM_MISMATCH:
-        return Failure(_other_mechanism(endpoint, key), final=True)
-    if event in (_PROTOCOL, _NO_DETAIL) and key is not None:
+        return other_mechanism(endpoint, key)
+    if event in CUT and key is not None:
         return Failure(_unread(endpoint, key), final=False)
     return None
 
@@ -59,22 +62,24 @@ def _refused_key(endpoint: str, public: str) -> ConductorError:
     )
 
 
-def _other_mechanism(endpoint: str, key: KeyFile | None) -> ConductorError:
+def other_mechanism(endpoint: str, key: KeyFile | None) -> Failure:
     """One side has keys; ``key``: ours, if it is this one."""
     if key is None:
-        return Unauthenticated(
+        error: ConductorError = Unauthenticated(
             "key_required",
             f"the broker at {endpoint} asks for a key; get a key file from whoever runs it "
             "(conductor keys new) and name it: --key, client.key or $VRAM_CONDUCTOR_CLIENT_KEY; "
             "for a worker: --key, worker.key or $VRAM_CONDUCTOR_WORKER_KEY",
             endpoint=endpoint,
         )
-    return FailedPrecondition(
-        "key_unwanted",
-        f"what answers at {endpoint} has no keys, so it cannot prove to be your broker; is it the "
-        "right endpoint? Else take the key out of the configuration",
-        endpoint=endpoint,
-    )
+    else:
+        error = FailedPrecondition(
+            "key_unwanted",
+            f"what answers at {endpoint} has no keys, so it cannot prove to be your broker; is it "
+            "the right endpoint? Else take the key out of the configuration",
+            endpoint=endpoint,
+        )
+    return Failure(error, final=True)
 
 
 def _unread(endpoint: str, key: KeyFile) -> ConductorError:

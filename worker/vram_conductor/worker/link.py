@@ -30,6 +30,7 @@ from vram_conductor.protocol.commands import (
     WorkerRefused,
 )
 from vram_conductor.protocol.errors import ConductorError
+from vram_conductor.protocol.greeting import Handshakes
 from vram_conductor.protocol.keys import KeyFile
 from vram_conductor.protocol.sockets import SendResult, Socket, connect, receive, send
 from vram_conductor.worker import watchdog
@@ -76,6 +77,7 @@ class Link:
     ) -> None:
         self._endpoint = endpoint
         self._key = key if endpoint.startswith("tcp://") else None
+        self._handshakes = Handshakes(endpoint, self._key, patient=True)
         self._warned = False
         self._deliver = deliver
         self._progress = progress
@@ -191,10 +193,10 @@ class Link:
     def _read_monitor(self, now_ns: int) -> None:
         while (news := receive(self._monitor)) is not None:
             event, value = handshake.read_news(news.frames)
+            failure = self._handshakes.judge(event, value)
             if event == handshake.SUCCEEDED:
                 self._connected, self._warned = True, False
                 continue
-            failure = handshake.judge(event, value, self._endpoint, self._key)
             if failure is not None and failure.final:
                 self._deliver(Refused(failure.error.info))
             elif failure is not None and not self._warned:
