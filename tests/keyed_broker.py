@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -72,9 +73,10 @@ class Keys:
 class KeyedBroker(BrokerProcess):
     """Both ROUTERs over loopback tcp, with keys."""
 
-    def __init__(self, folder: Path, *flags: str) -> None:
+    def __init__(self, folder: Path, *flags: str, enter: Sequence[str] = ()) -> None:
         self.keys = Keys(folder)
-        super().__init__(folder, "--clients", ANY_PORT, "--workers", ANY_PORT, *flags)
+        tcp = ("--clients", ANY_PORT, "--workers", ANY_PORT)
+        super().__init__(folder, *tcp, *flags, enter=enter)
 
     def conductor(self, key: Path | None, connect_timeout_s: float = 5.0, **how: Any) -> Conductor:
         """A connected client with that key file; closed at the end."""

@@ -7,23 +7,30 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
 
 class WorkerProcess:
     """``python -m vram_conductor.worker`` with private folders; its log is ``log``. ``code``:
-    Python source to run instead."""
+    Python source to run instead. ``enter``: what the command begins with, to run it elsewhere."""
 
     def __init__(
-        self, folder: Path, endpoint: str, *flags: str, device: str = "cpu", code: str = ""
+        self,
+        folder: Path,
+        endpoint: str,
+        *flags: str,
+        device: str = "cpu",
+        code: str = "",
+        enter: Sequence[str] = (),
     ) -> None:
         folder.mkdir(exist_ok=True)
         self.arenas = folder / "arenas"
         self._log = (folder / f"worker-{time.monotonic_ns()}.log").open("w+b")
         self.life_r, self.life_w = os.pipe()
         module = ["-c", code] if code else ["-m", "vram_conductor.worker"]
-        command = [sys.executable, *module, "--device", device]
+        command = [*enter, sys.executable, *module, "--device", device]
         command += ["--workers", endpoint, "--arena-dir", str(self.arenas)]
         command += ["--supervised-fd", str(self.life_r), *flags]
         self.process = subprocess.Popen(
