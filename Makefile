@@ -21,10 +21,11 @@ demo: setup ## three agents, two models, one budget that holds one pool; with re
 test: models ## the whole test suite, on real sockets and real models
 	@VRAM_CONDUCTOR_TEST_GEMMA=$(GEMMA) $(PY) -m pytest
 
-check: setup ## ruff, mypy strict, golden vectors
+check: setup ## ruff, mypy and basedpyright strict, public types, golden vectors
 	@$(PY) -m ruff check .
 	@$(PY) -m ruff format --check .
 	@$(PY) -m mypy
+	@$(PY) scripts/check_types.py
 	@$(PY) -m vram_conductor.protocol.vectors --check
 	@$(PY) -m vram_conductor.protocol.reasons_page --check
 

@@ -46,7 +46,13 @@ def gaps(folder: Path, package: str) -> list[str]:
     """
     # The checker asks the first ``python`` of the path where packages are.
     env = os.environ | {"PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(folder)}
-    command = [BIN / "basedpyright", "--outputjson", "--ignoreexternal", "--verifytypes", package]
+    command: list[str | Path] = [
+        BIN / "basedpyright",
+        "--outputjson",
+        "--ignoreexternal",
+        "--verifytypes",
+        package,
+    ]
     done = subprocess.run(
         command, cwd=folder, env=env, stdout=subprocess.PIPE, text=True, timeout=TIMEOUT_S
     )
@@ -58,7 +64,7 @@ def gaps(folder: Path, package: str) -> list[str]:
     if not sum(counts.values()):
         sys.exit(f"check_types: {package} was not found: {done.stdout[:500]}")
     found = list(_found(report["symbols"]))
-    if len(found) < counts["withAmbiguousType"] + counts["withUnknownType"]:
+    if not found and counts["withAmbiguousType"] + counts["withUnknownType"]:
         found.append(f"{package}: {counts}")
     return found
 
