@@ -188,16 +188,17 @@ def test_a_journal_of_a_newer_version_is_refused(short_tmp: Path) -> None:
 
 
 def test_a_killed_worker_is_noticed_at_once(short_tmp: Path) -> None:
-    with BrokerProcess(short_tmp) as broker:
+    heartbeat = {"VRAM_CONDUCTOR_BROKER_HEARTBEAT_MS": "20000"}
+    with BrokerProcess(short_tmp, env=heartbeat) as broker:
         worker = broker.echo(rate=50)
         client = broker.client()
         client.register("coder")
-        rid = client.decode("coder", pieces=1_000)
+        rid = client.decode("coder", pieces=10_000)
         client.expect(Tokens, rid)
         start_s = time.monotonic()
         end(worker)
         error = client.expect(Error, rid).error
-        assert time.monotonic() - start_s < 4, "three heartbeats of two seconds are too long"
+        assert time.monotonic() - start_s < 20, "not only after three heartbeats"
         assert isinstance(error, ErrorInfo)
         assert (error.code, error.reason, error.retryable) == (
             Code.UNAVAILABLE,

@@ -144,16 +144,16 @@ def test_pings_carry_the_work_loops_state(engine: Engine, brokers: Brokers) -> N
 def test_a_restarted_broker_gets_ready_at_once_and_no_old_output(
     engine: Engine, brokers: Brokers
 ) -> None:
-    first = brokers(epoch=1, heartbeat_ms=5_000)
+    first = brokers(epoch=1, heartbeat_ms=60_000)
     first.ready()
     engine.take(Arrived)
     first.close()
     engine.take(SessionLost)
     engine.link.send((tokens(1, "into the void"), []))
-    second = brokers(epoch=2, heartbeat_ms=5_000)
+    second = brokers(epoch=2, heartbeat_ms=60_000)
     begin = time.monotonic()
     second.ready()
-    assert time.monotonic() - begin < 4, "not only at the next heartbeat"
+    assert time.monotonic() - begin < 30, "not only at the next heartbeat"
     engine.take(Arrived)
     engine.link.send((tokens(1, "of the old life", epoch=1), []), (done(9, epoch=2), []))
     second.answer(9, RunDone)
