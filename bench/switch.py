@@ -89,7 +89,7 @@ def capacity(models: list[DemoModel]) -> int:
 
 
 def measure(rounds: int, *, gemma: bool) -> list[dict[str, object]]:
-    models = prepare(Output(json=True), lambda text: None, N_CTX, gemma)
+    models = prepare(Output(json=True), lambda text: None, gemma=gemma, n_ctx=N_CTX)
     folders = sorted({str(model.path.parent) for model in models})
     device = StageDevice(capacity_bytes=capacity(models))
     found: list[dict[str, object]] = []

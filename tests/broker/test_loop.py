@@ -125,6 +125,8 @@ class ScriptedCore:
                 self.deadline_ns = None
             case Shutdown():
                 return [Log("info", "core.exit", {"level": "a field", "why": "asked"}), Exit(3)]
+            case _:
+                pass
         return []
 
     def next_deadline_ns(self) -> int | None:

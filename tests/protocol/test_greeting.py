@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
 import pytest
@@ -36,7 +36,7 @@ def greeting(mechanism: bytes) -> bytes:
 
 
 @contextmanager
-def peer(mechanism: str) -> Iterator[int]:
+def peer(mechanism: str) -> Generator[int]:
     """The port of a ROUTER."""
     with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
         if mechanism == "CURVE":
@@ -46,7 +46,7 @@ def peer(mechanism: str) -> Iterator[int]:
 
 
 @contextmanager
-def stranger(answer: Callable[[socket.socket], None]) -> Iterator[int]:
+def stranger(answer: Callable[[socket.socket], None]) -> Generator[int]:
     """The port of a server that is no ZeroMQ."""
     with socket.create_server(("127.0.0.1", 0)) as server:
 

@@ -30,8 +30,8 @@ GIANT_N_CTX = 8192
 
 @dataclass(frozen=True)
 class DemoModel:
-    """A model of the demo: the name to register, its file, its dry-run sizes in bytes at N_CTX,
-    the context that it was trained with in tokens."""
+    """A model of the demo: the name to register, its file, its dry-run sizes in bytes for one
+    context, and the context that it was trained with, in tokens."""
 
     name: str
     path: Path
@@ -82,16 +82,21 @@ def places(models: Sequence[DemoModel]) -> str:
 
 
 def prepare(
-    output: Output, say: Callable[[str], None], *, gemma: bool, original: bool
+    output: Output,
+    say: Callable[[str], None],
+    *,
+    gemma: bool,
+    original: bool = False,
+    n_ctx: int = N_CTX,
 ) -> list[DemoModel]:
-    """Two models, or the original's three.
+    """Two models, or the original's three, measured for ``n_ctx``.
 
     Raises:
         ConductorError: as ``pull`` and the probe; FailedPrecondition ``demo_models_missing``.
     """
     at = model_places(worker_config())
     files = _original(at, output, say) if original else _two(at, output, say, gemma)
-    return _measured(files)
+    return _measured(files, n_ctx)
 
 
 def _two(
@@ -163,9 +168,9 @@ def _pulled(
     return done.path
 
 
-def _measured(files: list[tuple[str, Path]]) -> list[DemoModel]:
+def _measured(files: list[tuple[str, Path]], n_ctx: int) -> list[DemoModel]:
     models: list[DemoModel] = []
-    answers = estimates([path for _, path in files], N_CTX)
+    answers = estimates([path for _, path in files], n_ctx)
     for (name, path), answer in zip(files, answers, strict=True):
         if "error" in answer:
             raise Internal("estimate_failed", f"{path}: {answer['error']['message']}")

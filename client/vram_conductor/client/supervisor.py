@@ -68,7 +68,7 @@ class Supervisor:
         base = ["--config", str(config)] if config else []
         python = [sys.executable, "-m"]
         self._say, self._drain_s, self._log = say, drain_s, log
-        self.env = None if env is None else dict(env)
+        self.env: dict[str, str] | None = None if env is None else dict(env)
         self._broker = Child(
             "broker",
             [*python, "vram_conductor.broker", *base, *broker_args, "--print-endpoints"],

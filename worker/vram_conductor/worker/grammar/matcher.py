@@ -27,12 +27,12 @@ KEPT_MAX = 200_000
 """Items of all places that are remembered, or that these lead back to; about 40 MB, and what
 Python's collector looks through now and then, while everything waits."""
 
-WORK_MAX = 150_000
+WORK_MAX = 100_000
 """Steps that an answer may take at once: 0.03 to 0.1 s, in which all streams of its model wait."""
 
 WORK_PER_TOKEN = 15_000
-"""Steps that each token adds to what is left of WORK_MAX: 3 to 10 ms, so that no more are taken on
-average. Five hundred optional properties need as many."""
+"""Steps that each token adds to what is left of WORK_MAX: 4 to 15 ms, so that no more are taken
+on average. Five hundred optional properties take a tenth to a half of them."""
 
 _STEP, _ITEM = 4, 2
 """What a step to another place, and an item of it, cost beside what they lead to."""
@@ -56,7 +56,16 @@ class Place:
         tokens: kept by whoever asks which tokens may follow.
     """
 
-    __slots__ = ("__weakref__", "_scan", "_waiting", "complete", "finished", "next", "tokens")
+    __slots__ = (
+        "__weakref__",
+        "_ranges",
+        "_single",
+        "_waiting",
+        "complete",
+        "finished",
+        "next",
+        "tokens",
+    )
 
     def __init__(
         self,
@@ -65,23 +74,30 @@ class Place:
         *,
         complete: bool,
     ) -> None:
-        self._scan, self._waiting = scan, waiting
+        # Words and lists of characters have one class at each edge: these are looked up.
+        self._single: dict[int, list[Item]] = {}
+        self._ranges: list[tuple[int, int, Item]] = []
+        for edge in scan:
+            if edge[0] == edge[1]:
+                self._single.setdefault(edge[0], []).append(edge[2])
+            else:
+                self._ranges.append(edge)
+        self._waiting = waiting
         self.complete, self.finished = complete, complete and not scan
         self.next: dict[int, Place | None] = {}
         self.tokens: Tokens | None = None
 
-    def scanned(self, char_class: int) -> list[Item]:
+    def scanned(self, char_class: int) -> frozenset[Item]:
         """Items behind a character of this class."""
-        return [
-            (state, rule, self if origin is None else origin)
-            for first, last, (state, rule, origin) in self._scan
-            if first <= char_class <= last
-        ]
+        found = list(self._single.get(char_class, ()))
+        found += [item for first, last, item in self._ranges if first <= char_class <= last]
+        return frozenset(
+            (state, rule, self if origin is None else origin) for state, rule, origin in found
+        )
 
-    @property
-    def edges(self) -> int:
+    def edges(self, char_class: int) -> int:
         """Size of what :meth:`scanned` looks at."""
-        return len(self._scan)
+        return len(self._ranges) + len(self._single.get(char_class, ()))
 
     def callers(self, rule: int) -> list[Item]:
         """Items that go on when ``rule``, called here, is complete."""
@@ -148,8 +164,8 @@ class Matcher:
         """
         if char_class in place.next:
             return place.next[char_class]
-        self.spend(_STEP + place.edges)
-        scanned = frozenset(place.scanned(char_class))
+        self.spend(_STEP + place.edges(char_class))
+        scanned = place.scanned(char_class)
         found = self._behind.get(scanned)
         if scanned and found is None:
             # Characters that are told apart elsewhere lead to the same from here, as digits do.
