@@ -236,3 +236,14 @@ def test_remove_takes_the_files_and_leaves_the_packaged_name(models: Path, capsy
     assert (models / "tiny.gguf").exists(), "all names are checked before the first file"
     assert cli.main(["models", "remove", "tiny"]) == 0
     assert list(models.iterdir()) == []
+
+
+def test_wheels_overwrite_no_file_that_is_here(
+    own: Path, models: Path, tmp_path: Path, capsys: Any
+) -> None:
+    publish(tmp_path / "index", [b"GGUF of a wheel"])
+    models.mkdir()
+    mine = gguf(models / "wheeled.gguf")
+    assert cli.main(["models", "add", "wheeled", "pypi:tiny-model-0==1.0/tiny/part0"]) != 0
+    assert f"{mine} is there already" in capsys.readouterr().err
+    assert mine.read_bytes() == b"GGUF and more"

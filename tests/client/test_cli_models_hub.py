@@ -142,6 +142,19 @@ def test_two_repositories_with_a_file_of_one_name(hub: HubServer, capsys: Any) -
     assert (model["licence"], model["licence_url"]) == ("odd-1.0", "https://x")
 
 
+def test_a_file_with_two_names_stays_until_both_are_gone(
+    hub: HubServer, tmp_path: Path, capsys: Any
+) -> None:
+    for name in ("one", "two"):
+        value(capsys, "models", "add", name, f"hf:{REPO}:Q4_K_M")
+    assert cli.main(["models", "pull", "one"]) == 0
+    assert cli.main(["models", "remove", "one"]) == 0
+    assert "no file deleted, two has the same file" in capsys.readouterr().out
+    assert cli.main(["models", "verify", "two"]) == 0
+    assert cli.main(["models", "remove", "two"]) == 0
+    assert list((tmp_path / "models").iterdir()) == []
+
+
 def test_a_file_of_the_users_own_is_not_overwritten(
     hub: HubServer, tmp_path: Path, capsys: Any
 ) -> None:
