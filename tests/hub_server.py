@@ -103,6 +103,7 @@ def use_only(hub: HubServer, folder: Path, monkeypatch: pytest.MonkeyPatch) -> l
         monkeypatch.delenv(name)
     monkeypatch.setenv("HF_ENDPOINT", hub.url())
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(folder / "token"))
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(folder / "cache"))
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_TELEMETRY", True)
     pauses: list[float] = []
     init = hub_module.Hub.__init__

@@ -171,6 +171,22 @@ def test_swapped_parts_are_noticed(place: Place, content: bytes) -> None:
         verify(entry, first, rehash=False, progress=lambda *_: None)
 
 
+@pytest.mark.parametrize("damaged", [False, True])
+def test_what_another_program_has_fetched_is_copied_if_it_is_right(
+    place: Place, content: bytes, damaged: bool
+) -> None:
+    from huggingface_hub import hf_hub_download
+
+    cached = Path(hf_hub_download(REPO, FILE, revision=COMMIT, endpoint=place.hub.url()))
+    if damaged:
+        cached.write_bytes(b"x" * len(content))
+    place.hub.asked.clear()
+    assert place.pull().path.read_bytes() == content
+    assert len(place.hub.asked) == (2 if damaged else 0)
+    assert cached.stat().st_size == len(content), "it stays where it is"
+    assert f"copying it from {cached}" in place.said
+
+
 # --- interruptions: what has come is kept -----------------------------------------------------
 
 

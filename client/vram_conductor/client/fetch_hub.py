@@ -7,6 +7,7 @@ matched.
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 from vram_conductor.client.hub import Hub
@@ -66,6 +67,10 @@ def _fetch_file(
     progress: Progress,
 ) -> None:
     part = partial(file.path, file.sha256)
+    cached = hub.cached(source.repo, source.revision, remote.path)
+    if cached is not None and _length(cached) == file.size and not _length(part):
+        say(f"copying it from {cached}")
+        shutil.copyfile(cached, part)
     while True:
         resumed = _length(part) > 0
 

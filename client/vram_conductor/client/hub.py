@@ -12,6 +12,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar
 
 import msgspec
@@ -157,6 +158,13 @@ class Hub:
             )
             for model in self._get("/api/models", params, list[_Model])[:limit]
         ]
+
+    def cached(self, repo: str, revision: str, path: str) -> Path | None:
+        """A file that other programs have fetched into the library's cache, as it says."""
+        from huggingface_hub import try_to_load_from_cache
+
+        found = try_to_load_from_cache(repo, path, revision=revision)
+        return Path(found) if isinstance(found, str) else None
 
     def headers(self) -> dict[str, str]:
         """Who asks: this program, with the user's token if there is one."""
