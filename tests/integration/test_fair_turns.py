@@ -190,7 +190,7 @@ def test_another_context_length_on_one_model_reloads_nothing(single: Scene, slot
     assert contexts == {"short": 256, "unset": 1024}
     for name in contexts:
         single.run(name, f"I am {name}.", max_tokens=2)
-    loaded, worker = resident(single), single.worker_pid()
+    loaded, worker = single.calm_books().resident, single.worker_pid()
     assert [key.partition(":")[0] for key, _ in loaded] == ["base", "weights", "pool"]
     for turn in range(6):
         for name in contexts:
@@ -209,7 +209,8 @@ def test_another_context_length_on_one_model_reloads_nothing(single: Scene, slot
 def test_two_agents_on_one_file_share_one_copy_and_both_stay(single: Scene) -> None:
     single.conductor.register("first", SMOL, n_ctx=512)
     single.run("first", "The first one.", max_tokens=2)
-    alone = {key: size for key, size in resident(single) if key.startswith("weights:")}
+    there = single.calm_books().resident
+    alone = {key: size for key, size in there if key.startswith("weights:")}
     single.conductor.register("second", SMOL, n_ctx=512)
     for turn in range(3):
         for name in ("first", "second"):

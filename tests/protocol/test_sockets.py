@@ -23,7 +23,7 @@ from vram_conductor.protocol.errors import (
 from vram_conductor.protocol.messages import Ping
 from vram_conductor.protocol.sockets import Listener, SendResult, Socket
 
-DEADLINE_MS = 5_000
+DEADLINE_MS = 20_000
 
 
 @pytest.fixture

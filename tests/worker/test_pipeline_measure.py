@@ -213,13 +213,15 @@ def host() -> Iterator[SyntheticHost]:
 
 
 def test_layers_from_a_file_are_computed_right(host: SyntheticHost) -> None:
-    found = measure(host, 5, repeats=2)
-    assert min(found.unit_transfer_ms + found.unit_compute_ms) > 0
-    assert found.serial_ms > sum(span.ms for span in found.serial) * 0.99
-    assert found.share > 0
+    found = [measure(host, 5, repeats=2) for _ in range(5)]
+    for each in found:
+        assert min(each.unit_transfer_ms + each.unit_compute_ms) > 0
+        assert each.serial_ms > sum(span.ms for span in each.serial) * 0.99
+        assert each.share > 0
     host.iterate(40)
-    slower = measure(host, 5, repeats=2)
-    assert slower.compute_ms > found.compute_ms
+    slower = [measure(host, 5, repeats=2).compute_ms for _ in range(5)]
+    # The quickest of several: others may have had the processor for a while.
+    assert min(slower) > min(each.compute_ms for each in found)
 
 
 def test_poison_stays_where_nothing_is_computed(host: SyntheticHost) -> None:
