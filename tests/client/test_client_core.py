@@ -624,24 +624,98 @@ def test_a_cancelled_job_and_a_restarted_broker_end_well() -> None:
     assert only(it.reconnect(epoch=2), Finished).usage.stop_reason == "cancelled"
 
 
-def test_a_draining_broker_gets_nothing_new() -> None:
+def test_a_draining_broker_gets_nothing_new_and_the_next_one_all_of_it() -> None:
     it = Driver()
     it.open()
     it.decode()
     it.sent()
     it.get(wire.GoAway(reason="shutdown", drain_ms=4_000))
-    refused = only(
-        it.core.decode(wire.Decode(rid=b"2" * 16, agent="a", prompt="x"), 1_000, it.now_ns),
-        Failed,
-    ).error
-    assert refused.reason == "draining"
-    assert refused.retryable
-    assert refused.retry_after_ms == 4_000
+    late = wire.Decode(rid=b"2" * 16, agent="a", prompt="x")
+    more = wire.Register(rid=b"4" * 16, agent="b", model="m")
+    assert it.core.decode(late, 1_000, it.now_ns) == []
+    assert it.core.call(more, 60_000, it.now_ns) == []
     it.core.call(wire.Status(rid=b"3" * 16), 1_000, it.now_ns)
     assert it.sent() == [wire.Status(rid=b"3" * 16)]
-    assert isinstance(it.get(*tokens(0), done(1))[-1], Finished)
+    it.get(wire.Ok(rid=b"3" * 16))
+    assert isinstance(it.get(*tokens(0), done(1))[-1], Finished), "what runs is finished"
     it.reconnect(epoch=2)
-    assert it.core.decode(wire.Decode(rid=b"4" * 16, agent="a", prompt="x"), 1, it.now_ns) == []
+    assert it.sent() == [more, late]
+    assert only(it.get(wire.Ok(rid=more.rid)), Answered)
+
+
+def draining(rid: bytes = RID, usage: Usage | None = None, seq: int = 0) -> wire.Error:
+    info = ErrorInfo(Code.UNAVAILABLE, "draining", "the broker leaves", True, 2_000)
+    return wire.Error(rid=rid, error=info, seq=seq, usage=usage)
+
+
+@pytest.mark.parametrize("accepted", [True, False])
+def test_a_job_that_a_leaving_broker_did_not_begin_is_the_next_ones(accepted: bool) -> None:
+    it = Driver()
+    it.open()
+    it.decode(timeout_ms=60_000)
+    (asked,) = it.sent()
+    if accepted:
+        it.get(wire.Accepted(rid=RID, job=1, position=0))
+    assert it.get(draining(), wire.GoAway(reason="shutdown", drain_ms=4_000)) == []
+    assert it.wait(900) == []
+    it.sent()
+    it.reconnect(epoch=2)
+    assert it.sent() == [asked]
+    it.get(wire.Accepted(rid=RID, job=1, position=0), *tokens(0))
+    assert isinstance(it.get(done(1))[-1], Finished)
+
+
+@pytest.mark.parametrize("why", ["begun", "unheard", "impatient", "unwanted"])
+def test_a_job_that_was_begun_or_may_not_wait_ends_with_the_broker(why: str) -> None:
+    it = Driver()
+    it.open()
+    it.decode(queue_ms=5_000 if why == "impatient" else None)
+    usage, seq = None, 0
+    if why == "begun":
+        it.get(*tokens(0))
+        usage, seq = Usage(generated_tokens=1), 1
+    elif why == "unheard":
+        usage = Usage(generated_tokens=1)
+    elif why == "unwanted":
+        it.core.cancel(RID, it.now_ns)
+    failed = only(it.get(draining(usage=usage, seq=seq)), Failed)
+    assert failed.error.reason == "draining"
+    it.sent()
+    it.reconnect(epoch=2)
+    assert it.sent() == []
+
+
+def test_a_registration_that_a_leaving_broker_did_not_make_is_the_next_ones() -> None:
+    it = Driver()
+    it.open()
+    more = wire.Register(rid=b"4" * 16, agent="b", model="m")
+    it.core.call(more, 60_000, it.now_ns)
+    assert it.sent() == [more]
+    assert it.get(draining(more.rid)) == []
+    it.reconnect(epoch=2)
+    assert it.sent() == [more]
+    assert only(it.get(wire.Ok(rid=more.rid)), Answered)
+
+
+def test_a_broker_that_says_that_it_leaves_and_stays_is_not_waited_for() -> None:
+    it = Driver()
+    it.open()
+    it.decode()
+    it.get(draining(), wire.GoAway(reason="shutdown", drain_ms=4_000))
+    it.core.decode(wire.Decode(rid=b"2" * 16, agent="a", prompt="x"), 1_000, it.now_ns)
+    assert it.wait(999) == []
+    ends = [effect for effect in it.wait(1) if isinstance(effect, Failed)]
+    assert {effect.error.reason for effect in ends} == {"no_answer"}
+    assert len(ends) == 2
+
+
+def test_no_next_broker_is_said_to_whoever_waits_for_it() -> None:
+    it = Driver(Timing(reconnect_ms=3_000))
+    it.open()
+    it.decode()
+    it.get(draining())
+    it.core.lost(it.now_ns)
+    assert only(it.wait(3_000), Failed).error.reason == "no_broker"
 
 
 def test_close_says_bye_and_fails_what_runs() -> None:

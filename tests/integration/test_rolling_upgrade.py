@@ -159,6 +159,26 @@ def test_the_next_worker_has_another_build(scene: Scene, tmp_path: Path) -> None
     assert old.build in log.split("worker_build_changed")[1].splitlines()[0]
 
 
+def test_the_broker_is_replaced_while_clients_wait_and_nothing_is_lost(scene: Scene) -> None:
+    talks = Talks(scene, 3)
+    with ThreadPoolExecutor(32) as pool:
+        talks.check(talks.ask(pool), nothing_again)
+        before, epoch = scene.calm_books(), scene.conductor.broker_epoch
+        running = scene.start("a", WORDS[0], conversation="long", max_tokens=300)
+        behind = scene.start("a", WORDS[1], conversation="long", max_tokens=8)
+        next(running)
+        os.kill(scene.broker_pid(), signal.SIGTERM)
+        asked = talks.ask(pool)
+        late = pool.submit(scene.conductor.register, "late", model(), n_ctx=512)
+        assert len(running.result(WAIT_S).ids) == 300, "what runs is let go on to its end"
+        talks.check(asked, nothing_again)
+        assert behind.result(WAIT_S).usage.state_version == 2
+        assert late.result(WAIT_S).info is not None
+    assert scene.conductor.broker_epoch > epoch
+    scene.conductor.unregister("late")
+    until(lambda: scene.books().promised == before.promised, "the ledger is as before")
+
+
 def upgrade(scene: Scene, folder: Path) -> None:
     """Install another build of the library for the next worker: the same one with other bytes."""
     shutil.copytree(LIBRARIES, folder)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from vram_conductor.client.effects import Answered, Failed, News, RequestEffect, Warn
-from vram_conductor.client.session import MS
+from vram_conductor.client.session import DRAINING, MS
 from vram_conductor.protocol.conversations import Fork, History
 from vram_conductor.protocol.drain import DrainDevice
 from vram_conductor.protocol.errors import (
@@ -99,8 +99,12 @@ class Calls:
         if isinstance(message, Progress):
             call.deadline_ns = max(call.deadline_ns, now_ns + call.timeout_ms * MS)
             return [News(key, message.stage, message.done, message.total, message.note)]
+        request, reason = call.message, message.error.reason if isinstance(message, Error) else ""
+        if reason == DRAINING and isinstance(request, Register):
+            # Nothing was done: the next broker is asked.
+            call.times_sent = 0
+            return []
         del self._waiting[key]
-        request = call.message
         gone = isinstance(request, Unregister) or (isinstance(request, Lease) and request.ends)
         if isinstance(message, Error):
             # The first of two that remove something may have succeeded unheard.

@@ -8,7 +8,8 @@ What a lost connection means. The core dials again. Requests other than DECODE c
 without harm, so they are. A job goes on by RESUME, or by the same DECODE with the same ``rid`` if
 the broker never confirmed it, as long as it is the same broker (``broker_epoch``): it knows the
 ``rid``. A restarted broker does not, so a repeated DECODE could run twice: those jobs end with
-UNAVAILABLE ``broker_restarted``, and the caller decides.
+UNAVAILABLE ``broker_restarted``, and the caller decides. A broker that leaves in order says which
+jobs it has not begun; they, and what comes meanwhile, wait for the next one.
 """
 
 from __future__ import annotations
@@ -23,7 +24,6 @@ from vram_conductor.client.session import Phase, Session, Timing
 from vram_conductor.protocol.errors import (
     Cancelled,
     ConductorError,
-    Unavailable,
     Unimplemented,
     error_from_info,
 )
@@ -76,21 +76,24 @@ class ClientCore:
 
     def call(self, message: CallMessage, timeout_ms: int, now_ns: int) -> list[Effect]:
         """Send a request with one answer; ends in Answered or Failed."""
-        if (refusal := self._refusal(message)) is not None:
+        if (refusal := self._refusal()) is not None:
             return [Failed(call_key(message), refusal)]
         self._calls.add(message, timeout_ms, now_ns)
         self._due_by(self._calls.next_ns())
-        if self._session.open:
+        if self._session.open and not self._put_off(message):
             self._calls.sent(message)
             self._send(message, now_ns)
         return self.dial(now_ns)
 
     def decode(self, message: Decode, answer_ms: int, now_ns: int) -> list[Effect]:
         """Start a job; gives Queued, News, Output … and ends in Finished or Failed."""
-        if (refusal := self._refusal(message)) is not None:
+        if (refusal := self._refusal()) is not None:
             return [Failed(message.rid, refusal)]
         job = self._jobs[message.rid] = Job(message, answer_ms, self._timing)
-        if self._session.open:
+        if self._put_off(message):
+            job.put_off(now_ns)
+            self._due_by(job.next_ns())
+        elif self._session.open:
             self._send_job(job, now_ns)
         return [*self._drain(job, now_ns), *self.dial(now_ns)]
 
@@ -148,7 +151,10 @@ class ClientCore:
         if not isinstance(message, Pong) and (job := self._jobs.get(message.rid)) is not None:
             if isinstance(message, Ok):
                 return [Warn("ignored OK as the answer to a DECODE")]
-            return [*job.handle(message, now_ns), *self._drain(job, now_ns)]
+            effects = job.handle(message, now_ns)
+            if isinstance(message, Error):
+                self._due_by(job.next_ns())
+            return [*effects, *self._drain(job, now_ns)]
         if isinstance(message, Ok | Error | Pong | Progress):
             return [*self._calls.answered(message, now_ns)]
         return []
@@ -264,21 +270,15 @@ class ClientCore:
         self._send_if_open(requests, now_ns)
         return [*outputs]
 
-    def _refusal(self, message: CallMessage | Decode) -> ConductorError | None:
-        """Why a request cannot even be sent."""
+    def _refusal(self) -> ConductorError | None:
+        """Why no request can even be sent."""
         if self._session.phase is Phase.CLOSED:
             return Cancelled("closed", "this Conductor is closed; make a new one")
-        goaway = self._session.goaway
-        if goaway is None or not isinstance(message, Decode | Register):
-            return None
-        return Unavailable(
-            "draining",
-            f"the broker is shutting down ({goaway.reason}) and takes nothing new; try again "
-            "when it is back",
-            retryable=True,
-            retry_after_ms=goaway.drain_ms,
-            drain_ms=goaway.drain_ms,
-        )
+        return None
+
+    def _put_off(self, message: CallMessage | Decode) -> bool:
+        """A broker that leaves takes nothing new: the next one is asked."""
+        return self._session.goaway is not None and isinstance(message, Decode | Register)
 
     def _send_job(self, job: Job, now_ns: int) -> None:
         assert self._session.welcome is not None

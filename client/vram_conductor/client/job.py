@@ -10,7 +10,7 @@ from vram_conductor.client.effects import (
     Queued,
     RequestEffect,
 )
-from vram_conductor.client.session import MS, Timing
+from vram_conductor.client.session import DRAINING, MS, Timing
 from vram_conductor.protocol.errors import (
     Cancelled,
     Code,
@@ -85,10 +85,9 @@ class Job:
         if self.decode.structured and FEATURE not in welcome.features:
             self.give_up(no_structure("the broker"))
             return []
-        first = self.sent_epoch is None
         self.sent_epoch = welcome.broker_epoch
         self._heard(now_ns)
-        if first and self.decode.timeout_ms is not None:
+        if self._finish_ns is None and self.decode.timeout_ms is not None:
             self._finish_ns = now_ns + (self.decode.timeout_ms + self._timing.grace_ms) * MS
         requests: list[Request]
         if self._known:
@@ -130,6 +129,8 @@ class Job:
         elif isinstance(message, Done):
             self._stream.end(message.seq)
             self._end = message.usage
+        elif isinstance(message, Error) and self._not_begun(message):
+            self.put_off(now_ns)
         elif isinstance(message, Error):
             self._stream.end(message.seq)
             self._end = self._ended_by(message)
@@ -177,6 +178,12 @@ class Job:
         """The session is gone: what the broker owes us counts again after :meth:`send`."""
         self._answer_ns = self._quiet_ns = None
 
+    def put_off(self, now_ns: int) -> None:
+        """The next broker gets it, as if it had never been sent. One that says that it leaves, and
+        does not, is not waited for any longer than one that is silent."""
+        self.sent_epoch, self._known = None, False
+        self._answer_ns, self._quiet_ns = now_ns + self._answer_ms * MS, None
+
     def end_here(self, end: Usage | ConductorError) -> None:
         """It is over for this side; what arrived in order is still given out, then ``end``."""
         self.want(None)
@@ -206,6 +213,14 @@ class Job:
             received_pieces=self._stream.received,
             received_chars=self.received_chars,
         )
+
+    def _not_begun(self, message: Error) -> bool:
+        """Whether a broker leaves without having begun it, and it may wait for the next one: not
+        where somebody has said for how long."""
+        generated = message.usage is not None and message.usage.generated_tokens > 0
+        begun = generated or self._stream.received > 0
+        given_up = self.cancelling or self.decode.queue_ms is not None
+        return message.error.reason == DRAINING and not begun and not given_up
 
     def _resume(self) -> Resume:
         due = self._stream.resume()

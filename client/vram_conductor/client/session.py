@@ -25,6 +25,10 @@ REDIAL_MS = 100
 """Pause before the next attempt when a connection broke before WELCOME."""
 
 
+DRAINING = "draining"
+"""Reason of a broker that leaves and has not begun what it was asked."""
+
+
 class Phase(Enum):
     """``DOWN``: nobody answered and nobody asks. ``DIALLING``: HELLO is out."""
 
