@@ -111,3 +111,12 @@ def test_characters_that_other_rules_tell_apart_cost_once() -> None:
         constraint.allowed()
         costs.append(spent(constraint) - before)
     assert costs[1] < 2 * costs[0], costs
+
+
+def test_a_long_list_of_characters_is_looked_up() -> None:
+    """Each of them is a class of its own; to go through all for each would be their square."""
+    letters = "".join(chr(0x4E00 + 2 * number) for number in range(2000))
+    texts = TokenTexts([b"", *(letter.encode() for letter in letters)], [0])
+    constraint = Constraint(f"root ::= [{letters}]*", texts)
+    assert len(constraint.allowed()) == len(letters) + 1
+    assert spent(constraint) < 20 * len(letters)
