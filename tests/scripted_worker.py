@@ -359,13 +359,14 @@ class Bench:
         broker_epoch: int = 100,
         restored: Restored | None = None,
         now_ns: int = 10**12,
+        version: str = "",
     ) -> None:
         self.config = config or config_of()
         self.broker_epoch = broker_epoch
         self.now_ns = now_ns
         restored = restored or Restored()
         self.records: list[Record] = list(restored.records())
-        self.core = Core(self.config, broker_epoch, restored, now_ns)
+        self.core = Core(self.config, broker_epoch, restored, now_ns, version)
         self.inbox: dict[bytes, list[Any]] = defaultdict(list)
         self.logs: list[Log] = []
         self.exit_code: int | None = None

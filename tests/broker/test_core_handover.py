@@ -354,6 +354,19 @@ def test_another_build_is_taken_said_and_asked_anew() -> None:
     assert not newer.all(c.Estimate)
 
 
+def test_a_worker_of_another_version_of_the_program_is_taken_and_said() -> None:
+    bench = Bench(version="0.1.0")
+    worker = bench.worker(ready=False)
+    worker.ready(version="0.2.0")
+    said = [line.fields for line in bench.logs if line.event == "worker_of_another_version"]
+    assert [(fields["worker"], fields["broker"]) for fields in said] == [("0.2.0", "0.1.0")]
+    assert worker.welcome is not None
+    bench.kill(worker)
+    bench.logs.clear()
+    bench.worker(epoch=2)
+    assert not any(line.event == "worker_of_another_version" for line in bench.logs)
+
+
 @pytest.mark.parametrize(
     ("builds", "taken"),
     [

@@ -22,6 +22,7 @@ from vram_conductor.protocol.commands import (
     Residency,
     Run,
     RunDone,
+    RunTokens,
     Started,
     Unload,
     WorkerBye,
@@ -111,6 +112,7 @@ class Life:
             resolver,
             self.digester,
             identity,
+            2000,
             drain_ms,
             lambda: self.worn,
         )
@@ -119,6 +121,7 @@ class Life:
     def send(self, *messages: Sent) -> None:
         self.sent += [message for message, _ in messages]
         if self.leave_after and any(isinstance(item, self.leave_after) for item, _ in messages):
+            self.leave_after = None
             self.inbox.put(Stop("test"))
 
     def welcome(self, known: list[ConversationKey] | None = None, epoch: int = 1) -> None:
@@ -278,6 +281,26 @@ def test_a_second_signal_cancels_what_the_first_lets_finish(tmp_path: Path, thre
     life.close()
     ends = [found for found in life.sent if isinstance(found, RunDone | Failed) and found.op == op]
     assert len(ends) == 1
+
+
+@pytest.mark.parametrize("threads", [False, True])
+@pytest.mark.parametrize("drain_ms", [0, 600_000])
+def test_what_runs_may_go_on_for_as_long_as_was_configured(
+    tmp_path: Path, threads: bool, drain_ms: int
+) -> None:
+    life = Life(tmp_path / "arenas", threads=threads, drain_ms=drain_ms)
+    life.welcome()
+    life.load()
+    op = life.run_job(max_tokens=None)
+    assert life.leave(after=RunTokens) == 0
+    ends = [found for found in life.sent if isinstance(found, RunDone | Failed)]
+    (end,) = [found for found in ends if found.op == op]
+    if drain_ms:
+        assert isinstance(end, RunDone)
+        assert (end.usage.stop_reason, end.usage.generated_tokens) == ("eos", 10)
+    else:
+        assert isinstance(end, Failed)
+        assert end.error.reason == "worker_draining"
 
 
 def test_what_a_loader_says_while_draining(life: Life) -> None:

@@ -74,6 +74,8 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         catalogue: path of ``models.toml``; empty: the user's own before the packaged one.
         sample_ms: period of the memory sample.
         hang_ms: exit when the engine is busy and makes no step for this long.
+        drain_ms: how long running jobs may go on after SIGTERM. A broker that has the worker leave
+            says so itself.
         lanes: ``threads``: models compute side by side, and beside what is moved; ``inline``: one
             thing at a time; ``auto``: threads on cuda, inline on cpu, where models would only
             take each other's cores.
@@ -87,6 +89,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     catalogue: str = ""
     sample_ms: int = 2_000
     hang_ms: int = 60_000
+    drain_ms: int = 2_000
     lanes: LanesMode = "auto"
     verify_digest: bool = True
     key: str = ""

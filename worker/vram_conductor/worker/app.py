@@ -201,6 +201,7 @@ def connect(options: Options, parts: Parts, inbox: Inbox, stack: ExitStack) -> E
         digester,
         parts.identity,
         worker.sample_ms,
+        worker.drain_ms,
         lambda: gauge.worn,
     )
     link.start()

@@ -39,9 +39,6 @@ from vram_conductor.worker.resolver import Resolver
 
 log = logging.getLogger(__name__)
 
-DRAIN_MS = 2_000
-"""How long running jobs may go on after SIGTERM (a broker's DRAIN brings its own time)."""
-
 WAITING_TICK_NS = 50_000_000
 """Jobs that wait for room are looked at again this often though nothing happened."""
 
@@ -88,9 +85,11 @@ class EngineLoop:
         digester: Digester,
         identity: Identity,
         sample_ms: int,
+        drain_ms: int,
         worn: Callable[[], bool] = lambda: False,
     ) -> None:
-        """``worn``: whether this process should be replaced, see ``gauge``."""
+        """``drain_ms``: how long running jobs may go on after SIGTERM (a broker's DRAIN brings its
+        own time). ``worn``: whether this process should be replaced, see ``gauge``."""
         self._core = core
         self._store = store
         self._link = link
@@ -100,6 +99,7 @@ class EngineLoop:
         self._digester = digester
         self._identity = identity
         self._reporter = Reporter(sample_ms)
+        self._drain_ms = drain_ms
         self._worn = worn
         self._broker_epoch: int | None = None
         self._open = False
@@ -216,7 +216,7 @@ class EngineLoop:
             return
         self._stopping = True
         log.info("leaving: %s", why)
-        drain = Drain(broker_epoch=self._broker_epoch or 0, op=0, drain_ms=DRAIN_MS)
+        drain = Drain(broker_epoch=self._broker_epoch or 0, op=0, drain_ms=self._drain_ms)
         self._core.handle(drain, [], time.monotonic_ns())
 
     # --- out ----------------------------------------------------------------------------------

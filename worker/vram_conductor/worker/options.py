@@ -75,7 +75,7 @@ def parse(argv: Sequence[str], env: Mapping[str, str]) -> Options:
     device = pick_device(config, given.device)
     if not config.device:
         device = overlay(Config(device=[device]), env, {"device": flags["device"]}).device[0]
-    for key in ("sample_ms", "hang_ms"):
+    for key in ("sample_ms", "hang_ms", "drain_ms"):
         if getattr(config.worker, key) < 1:
             raise InvalidArgument("bad_config", f"worker.{key} must be at least 1", key=key)
     return Options(

@@ -70,6 +70,15 @@ def log_ready(state: State, device: Device, ready: Ready) -> None:
         version=ready.version,
         build=ready.build,
     )
+    if state.version and ready.version != state.version:
+        state.log(
+            "warning",
+            "worker_of_another_version",
+            device=device.id,
+            worker=ready.version,
+            broker=state.version,
+            what="they understand each other; upgrade the older one when you can",
+        )
     if device.former_build:
         state.log(
             "warning",
