@@ -3,8 +3,11 @@ what a running stream carries is whole."""
 
 from __future__ import annotations
 
+import random
+import threading
+
 import pytest
-from gguf_models import Spec
+from gguf_models import Arch, Spec
 from scene import WAIT_S, Scene, model, some_tokens, until
 
 from vram_conductor.client import Conductor
@@ -52,6 +55,36 @@ def test_who_waits_leaves_without_touching_the_one_that_runs(scene: Scene, how: 
     found = versions(scene)
     assert (found["main"], found.get("second", 0)) == (1, 0)
     assert scene.conductor.status().jobs_done >= done + 2
+
+
+@pytest.mark.parametrize("arch", ["llama", "mamba"])
+def test_a_cancel_at_any_moment_leaves_a_right_record(
+    scene: Scene, rng: random.Random, arch: Arch
+) -> None:
+    """Also at the very moment at which the worker begins."""
+    scene.conductor.register("busy", model(Spec(vocab="bytes", arch=arch, seed=75)), n_ctx=4096)
+    record: list[int] = []
+    generated = []
+    for turn in range(40):
+        words = some_tokens(5, turn)
+        reply = scene.start("busy", words, max_tokens=20)
+        if turn % 4:
+            threading.Event().wait(rng.choice([0, 0, 0.002, 0.005, 0.01, 0.02]))
+        else:
+            next(reply)
+        reply.cancel()
+        result = reply.result(WAIT_S)
+        generated.append(result.usage.generated_tokens)
+        assert len(result.ids) == generated[-1]
+        if result.ids:
+            record += [*words, *result.ids]
+        told = scene.conductor.history("busy", ids=True).ids if record else []
+        assert told == record
+    assert 0 in generated, "some were cancelled before their first token"
+    assert sum(count > 0 for count in generated) >= 10, "and some were not"
+    last = scene.run("busy", WORDS, max_tokens=12)
+    whole = scene.run("busy", [*record, *WORDS], conversation="whole", max_tokens=12)
+    assert last.ids == whole.ids
 
 
 @pytest.mark.parametrize("text", ["éя", "€", "😀"])
