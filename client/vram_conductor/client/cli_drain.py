@@ -87,7 +87,8 @@ def _drain(args: argparse.Namespace, output: Output) -> int:
 
 
 def _told(receipt: DrainReceipt) -> str:
-    jobs = f"{plural(receipt.finished, 'job')} finished"
+    ran = receipt.finished or receipt.cut_off
+    jobs = f"{plural(receipt.finished, 'job')} finished" if ran else "nothing ran"
     if receipt.cut_off:
         jobs += f", {receipt.cut_off} cut off (their tokens are kept)"
     if receipt.waiting:
