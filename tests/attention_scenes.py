@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -55,7 +56,8 @@ class Case:
         shape = len(places), heads.n_head, heads.head_dim
         self.q = rng.normal(0, spread, shape).astype(np.float32)
         cache = int(self.sequences.max()) + 1, self.n_ctx, heads.n_head_kv, heads.head_dim
-        self.k_cache, self.v_cache = poisoned(*cache), poisoned(*cache)
+        self.k_cache: NDArray[Any] = poisoned(*cache)
+        self.v_cache: NDArray[Any] = poisoned(*cache)
         for cells in (self.k_cache, self.v_cache):
             for sequence in set(self.sequences.tolist()):
                 mine = self.positions[self.sequences == sequence]
@@ -99,7 +101,7 @@ class Case:
         out = poisoned(*self.q.shape)
         rows = (part.tokens * self.heads.n_head * part.splits for part in parts)
         scratch = poisoned(max(rows), self.heads.head_dim + 2)
-        arrays = {
+        arrays: dict[int, NDArray[Any]] = {
             1: self.q,
             2: self.k_cache,
             3: self.v_cache,

@@ -7,7 +7,7 @@ every park, resume, rollback, re-prefill and adoption was.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -300,7 +300,7 @@ class Life(RuleBasedStateMachine):
         where = key(conversation)
         return any(item.key == where and not item.end for item in self.driver.attempts.values())
 
-    def _cancels(self, which: Any) -> None:
+    def _cancels(self, which: Callable[[Attempt], bool]) -> None:
         self.cancelled |= {
             op for op, item in self.driver.attempts.items() if not item.end and which(item)
         }

@@ -22,11 +22,9 @@ FILES_MAX = 8
 
 @pytest.fixture(scope="module")
 def script() -> Iterator[ModuleType]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(SCRIPT.parent))
-        yield importlib.import_module("gpu_suite")
-        for name in ("gpu_suite", "gpu_summary"):
-            sys.modules.pop(name, None)
+    yield importlib.import_module("gpu_suite")
+    for name in ("gpu_suite", "gpu_summary"):
+        sys.modules.pop(name, None)
 
 
 @pytest.fixture

@@ -115,7 +115,7 @@ def test_three_models_from_the_hub_and_every_claim_holds(
         requantised = tmp_path / "q8_0.gguf"
         probe("requantise", str(smollm2), str(requantised))
     contents = dict(zip(ORIGINAL, (smollm2, requantised, gemma3), strict=True))
-    entries = []
+    entries: list[CatalogueModel] = []
     for name, path in contents.items():
         data = path.read_bytes()
         digest = hashlib.sha256(data).hexdigest()

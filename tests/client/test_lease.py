@@ -152,24 +152,24 @@ def test_a_release_whose_answer_was_lost_is_one_all_the_same(broker: ScriptedBro
         assert len(released(broker)) == 2
 
 
-@pytest.mark.parametrize(
-    ("call", "error", "reason"),
-    [
-        (lambda c: c.lease("train", 0), InvalidArgument, "bad_value"),
-        (lambda c: c.lease("train", -5), InvalidArgument, "bad_value"),
-        (lambda c: c.lease("train", "3 potatoes"), InvalidArgument, "bad_size"),
-        (lambda c: c.lease("train", 1.5e9), InvalidArgument, "bad_value"),
-        (lambda c: c.lease("train", 1 << 70), OutOfRange, "limit_exceeded"),
-        (lambda c: c.lease("train", (1 << 63) - 1), OutOfRange, "limit_exceeded"),
-        (lambda c: c.lease("train", 5, ttl_s=0), InvalidArgument, "bad_value"),
-        (lambda c: c.lease("train", 5, ttl_s=float("nan")), InvalidArgument, "bad_value"),
-        (lambda c: c.lease("train", 5, ttl_s=3601), OutOfRange, "limit_exceeded"),
-        (lambda c: c.lease("a/b", 5), InvalidArgument, "bad_name"),
-        (lambda c: c.lease("", 5), InvalidArgument, "bad_name"),
-        (lambda c: c.lease("train", 5, timeout_s=0), InvalidArgument, "bad_value"),
-        (lambda c: c.lease("train", 5, park="maybe"), InvalidArgument, "bad_value"),
-    ],
-)
+NONSENSE: list[tuple[Callable[[Any], object], type[ConductorError], str]] = [
+    (lambda c: c.lease("train", 0), InvalidArgument, "bad_value"),
+    (lambda c: c.lease("train", -5), InvalidArgument, "bad_value"),
+    (lambda c: c.lease("train", "3 potatoes"), InvalidArgument, "bad_size"),
+    (lambda c: c.lease("train", 1.5e9), InvalidArgument, "bad_value"),
+    (lambda c: c.lease("train", 1 << 70), OutOfRange, "limit_exceeded"),
+    (lambda c: c.lease("train", (1 << 63) - 1), OutOfRange, "limit_exceeded"),
+    (lambda c: c.lease("train", 5, ttl_s=0), InvalidArgument, "bad_value"),
+    (lambda c: c.lease("train", 5, ttl_s=float("nan")), InvalidArgument, "bad_value"),
+    (lambda c: c.lease("train", 5, ttl_s=3601), OutOfRange, "limit_exceeded"),
+    (lambda c: c.lease("a/b", 5), InvalidArgument, "bad_name"),
+    (lambda c: c.lease("", 5), InvalidArgument, "bad_name"),
+    (lambda c: c.lease("train", 5, timeout_s=0), InvalidArgument, "bad_value"),
+    (lambda c: c.lease("train", 5, park="maybe"), InvalidArgument, "bad_value"),
+]
+
+
+@pytest.mark.parametrize(("call", "error", "reason"), NONSENSE)
 def test_nonsense_is_not_even_sent(
     broker: ScriptedBroker,
     call: Callable[[Conductor], object],

@@ -168,7 +168,7 @@ def test_both_networks_break_at_once(wires: Wires) -> None:
 
 def test_a_job_whose_prompt_was_on_its_way_runs_once(wires: Wires) -> None:
     """Cut before the first token, on both sides, at once after the request left."""
-    replies = []
+    replies: list[Reply] = []
     for index in range(4):
         replies.append(wires.start(f"early-{index}"))
         (wires.to_worker if index % 2 else wires.to_client).cut()

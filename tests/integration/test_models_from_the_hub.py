@@ -53,7 +53,7 @@ def test_from_a_search_to_an_answer(hub: HubServer, tmp_path: Path, capsys: Any)
                 conductor.register("a", name, n_ctx=512)
             assert caught.value.reason == "model_not_pulled"
             assert cli.main(["models", "pull", name]) == 0
-        answers = []
+        answers: list[list[int]] = []
         for name in ("split", "whole"):
             agent = conductor.register(name, name, n_ctx=512, temperature=0)
             answers.append(agent.chat("hello", max_tokens=12, return_ids=True).result().ids)

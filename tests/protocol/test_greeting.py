@@ -97,7 +97,8 @@ def test_what_does_not_greet_is_nothing() -> None:
     def half(connection: socket.socket) -> None:
         connection.sendall(greeting(b"CURVE")[:-1])
 
-    for answer in (http, half, lambda connection: None):
+    answers: list[Callable[[socket.socket], None]] = [http, half, lambda connection: None]
+    for answer in answers:
         with stranger(answer) as port:
             assert look("127.0.0.1", port, 20.0) == ""
     assert look("127.0.0.1", port, 20.0) == "", "nobody listens there any more"

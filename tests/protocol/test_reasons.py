@@ -6,6 +6,7 @@ import argparse
 import re
 import tomllib
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -95,7 +96,7 @@ def commands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentPars
     """The subcommands of a parser, by name."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
-            return dict(action.choices)
+            return dict(cast("argparse._SubParsersAction[argparse.ArgumentParser]", action).choices)
     return {}
 
 
@@ -111,7 +112,7 @@ TYPED = sorted(
 
 def test_what_is_to_be_typed_exists() -> None:
     assert len(TYPED) > 60
-    unknown = []
+    unknown: list[str] = []
     for name, text in TYPED:
         parser, words = cli.parser(), text.split()[1:]
         while words and (found := commands(parser).get(words[0])):

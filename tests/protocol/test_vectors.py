@@ -13,6 +13,7 @@ import pytest
 
 from vram_conductor.protocol import commands, messages, validate
 from vram_conductor.protocol.errors import ConductorError
+from vram_conductor.protocol.plain import is_array
 from vram_conductor.protocol.vectors import __main__ as command
 from vram_conductor.protocol.vectors.vector import CODECS, unplain
 
@@ -120,7 +121,7 @@ def structs_in(value: Any) -> Iterator[msgspec.Struct]:
         yield value
         for field in value.__struct_fields__:
             yield from structs_in(getattr(value, field))
-    elif isinstance(value, list | tuple):
+    elif is_array(value):
         for item in value:
             yield from structs_in(item)
 

@@ -9,6 +9,7 @@ from core_driver import GREEDY, Driver, Record, key
 from fake_engine import EOG, N_VOCAB, FakePool, ModelSpec, reference
 
 from vram_conductor.protocol.errors import Code, Internal, ResourceExhausted
+from vram_conductor.protocol.plain import is_list
 from vram_conductor.protocol.values import Message, Sampling
 
 SPECS = [
@@ -246,7 +247,7 @@ def test_a_failed_decode_harms_only_the_job_that_causes_it() -> None:
     good, bad = driver.run("one", prompt="abcd"), driver.run("two", prompt="zzzz")
 
     def fail(batch: object) -> None:
-        assert isinstance(batch, list)
+        assert is_list(batch)
         if any(ord("z") in ids.tolist() for _, ids, _, _ in batch):
             raise Internal("decode_failed", "boom")
 
@@ -313,7 +314,7 @@ def test_running_out_of_cells_ends_only_the_job_that_overflows() -> None:
     pool = driver.core.residency.pools["full@f16"]
 
     def narrow(batch: object) -> None:
-        assert isinstance(batch, list)
+        assert is_list(batch)
         assert isinstance(pool.handle, FakePool)
         held = sum(cache.count for cache in pool.handle.caches)
         if held + sum(len(ids) for _, ids, _, _ in batch) > 60:

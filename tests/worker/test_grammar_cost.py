@@ -104,7 +104,7 @@ def test_characters_that_other_rules_tell_apart_cost_once() -> None:
     plain = f"root ::= [0-9]+ r0 | w\n{rest}w ::= "
     together = Constraint(plain + '"x"', WORDS)
     apart = Constraint(plain + " | ".join(f'"x{digit}"' for digit in range(10)), WORDS)
-    costs = []
+    costs: list[int] = []
     for constraint in (together, apart):
         constraint.accept(PIECES.index("1") + 1)
         before = spent(constraint)

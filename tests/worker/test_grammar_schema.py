@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vram_conductor.protocol.errors import Code, ConductorError
+from vram_conductor.protocol.plain import is_list, is_map
 from vram_conductor.worker.grammar.constraint import Constraint
 from vram_conductor.worker.grammar.tokens import TokenTexts
 from vram_conductor.worker.llama.schema import schema_constraint
@@ -25,7 +26,7 @@ def wander(constraint: Constraint, draw: random.Random) -> str:
     """A text by the grammar; any, but with a wish to end."""
     text = ""
     for _ in range(STEPS_MAX):
-        allowed = constraint.allowed().tolist()
+        allowed: list[int] = constraint.allowed().tolist()
         assert allowed, f"a dead end after {text!r}"
         if allowed[0] == 0 and (len(allowed) == 1 or draw.random() < 0.7):
             return text
@@ -78,14 +79,14 @@ def is_of(value: Any, kind: str) -> bool:
 def has_parts(value: Any, schema: dict[str, Any], root: dict[str, Any]) -> bool:
     if isinstance(value, str):
         return len(value) in range(schema.get("minLength", 0), schema.get("maxLength", 1 << 30) + 1)
-    if isinstance(value, list):
-        parts = schema.get("prefixItems") or [schema.get("items") or {}] * len(value)
+    if is_list(value):
+        parts: list[Any] = schema.get("prefixItems") or [schema.get("items") or {}] * len(value)
         return (
             len(value) in range(schema.get("minItems", 0), schema.get("maxItems", 1 << 30) + 1)
             and len(parts) == len(value)
             and all(is_valid(v, part, root) for v, part in zip(value, parts, strict=True))
         )
-    if isinstance(value, dict):
+    if is_map(value):
         known = schema.get("properties", {})
         more = schema.get("additionalProperties", not known)
         return set(schema.get("required", [])) <= set(value) and all(
@@ -214,7 +215,7 @@ def test_formats_have_their_shapes() -> None:
             {"type": "array", "items": {"type": "string", "format": name}, "minItems": 1},
         ):
             value = json.loads(wander(schema_constraint(schema, TEXTS), random.Random(1)))
-            for each in value if isinstance(value, list) else [value]:
+            for each in value if is_list(value) else [value]:
                 assert re.fullmatch(shape, each), name
 
 

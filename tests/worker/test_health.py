@@ -7,6 +7,7 @@ from core_driver import Driver, LanesKind
 from fake_engine import ModelSpec
 
 from vram_conductor.protocol.errors import Internal, ResourceExhausted
+from vram_conductor.protocol.plain import is_list
 from vram_conductor.worker.health import FAILURES_MAX, Health
 
 MODELS = [ModelSpec("full"), ModelSpec("window", rollback="window")]
@@ -80,7 +81,7 @@ def test_a_job_that_breaks_every_batch_ends_and_the_process_lives() -> None:
         driver.load(name, "full", slots=2)
 
     def fail(batch: object) -> None:
-        assert isinstance(batch, list)
+        assert is_list(batch)
         if any(ord("z") in ids.tolist() for _, ids, _, _ in batch):
             raise Internal("decode_failed", "boom")
 

@@ -193,7 +193,7 @@ def test_a_silent_broker_is_given_up_and_a_new_session_opened(
 def test_a_connection_that_stands_at_once_is_noticed(
     endpoint: str, brokers: Brokers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    attach = zmq.Socket.get_monitor_socket
+    attach = zmq.Socket[bytes].get_monitor_socket
 
     def late(socket: zmq.Socket[bytes], *arguments: Any) -> zmq.Socket[bytes]:
         time.sleep(0.3)  # As long as libzmq's thread may take to connect meanwhile.

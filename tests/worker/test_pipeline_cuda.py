@@ -114,6 +114,10 @@ def test_pinned_memory_is_unregistered_before_it_is_unmapped() -> None:
     assert not pinned.array.size
 
 
+def value_at(address: Any, kind: type[Any]) -> Any:
+    return ctypes.cast(address, ctypes.POINTER(kind)).contents.value
+
+
 class Driver:
     """Takes what a launch is given apart, as CUDA would: by the parameters' types."""
 
@@ -127,10 +131,7 @@ class Driver:
             raise RuntimeError(self._error)
         *head, arguments, extra = given
         pointers = ctypes.cast(arguments, ctypes.POINTER(ctypes.c_void_p))
-        values = [
-            ctypes.cast(pointers[index], ctypes.POINTER(kind)).contents.value
-            for index, kind in enumerate(self._types)
-        ]
+        values = [value_at(pointers[index], kind) for index, kind in enumerate(self._types)]
         self.calls.append((tuple(head), values, extra))
 
 

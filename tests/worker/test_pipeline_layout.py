@@ -120,7 +120,7 @@ def test_every_row_of_every_tensor_travels_once(model: Model) -> None:
         for placed in unit.tensors.values():
             rows.setdefault(placed.tensor.name, []).extend(placed.rows)
     # An embedding that is not the head as well is looked up on the host.
-    looked_up = set() if it.tied else {"token_embd.weight"}
+    looked_up = set[str]() if it.tied else {"token_embd.weight"}
     assert set(rows) == set(tensors) - looked_up
     for name, found in rows.items():
         assert found == list(range(tensors[name].rows)), name

@@ -223,8 +223,8 @@ def test_half_a_character_is_refused_at_any_length() -> None:
 
 
 def test_an_empty_continuation_of_nothing_is_refused() -> None:
-    fields: dict[str, Any]
-    for fields in ({"prompt": ""}, {"tokens": []}, {"messages": []}):
+    empty: list[dict[str, Any]] = [{"prompt": ""}, {"tokens": []}, {"messages": []}]
+    for fields in empty:
         with pytest.raises(InvalidArgument) as caught:
             build(model(), transcript(), continue_=True, **fields)
         assert caught.value.reason == "empty_prompt"

@@ -49,7 +49,7 @@ def test_the_first_token_goes_at_once_and_the_others_by_four(lanes: LanesKind) -
     assert attempt.prompt is not None
     assert attempt.ids == reference(SPECS[0], attempt.prompt, 15, GREEDY)
     assert driver.sizes_of(op) == [1, 4, 4, 4, 2]
-    kinds = [type(data) for _, data in driver.heard]
+    kinds: list[type[object]] = [type(data) for _, data in driver.heard]
     assert (kinds[0], kinds[-1]) == (Started, RunDone)
 
 
