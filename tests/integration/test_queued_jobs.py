@@ -64,7 +64,7 @@ def test_a_cancel_at_any_moment_leaves_a_right_record(
     """Also at the very moment at which the worker begins."""
     scene.conductor.register("busy", model(Spec(vocab="bytes", arch=arch, seed=75)), n_ctx=4096)
     record: list[int] = []
-    generated = []
+    generated: list[int] = []
     for turn in range(40):
         words = some_tokens(5, turn)
         reply = scene.start("busy", words, max_tokens=20)
