@@ -175,7 +175,7 @@ def test_swapped_parts_are_noticed(place: Place, content: bytes) -> None:
 def test_what_another_program_has_fetched_is_copied_if_it_is_right(
     place: Place, content: bytes, damaged: bool
 ) -> None:
-    from huggingface_hub import hf_hub_download  # pyright: ignore[reportUnknownVariableType]
+    from huggingface_hub import hf_hub_download  # pyright: ignore[reportUnknownVariableType] - dict
 
     cached = Path(hf_hub_download(REPO, FILE, revision=COMMIT, endpoint=place.hub.url()))
     if damaged:
