@@ -389,6 +389,14 @@ def test_the_mechanism_and_why() -> None:
     assert "idle; vmm-sleep: weights and pools sleep and wake at the same addresses" in drawn
 
 
+def test_a_worker_that_is_cut_off_is_said_to_be() -> None:
+    worker = WorkerStatus(
+        worker="w", worker_epoch=1, pid=7, host="box", version="1", build="b", away_ms=8_000
+    )
+    drawn = " ".join(render(report(devices=[device(worker=worker)]), 100).split())
+    assert "! worker pid 7 on box is cut off and works on; it is waited for 8.00 s more" in drawn
+
+
 def test_the_doctor_says_what_leases_hold() -> None:
     assert leases_text(report()) == ""
     lines = [Line("lease:local/a", 800 * MIB), Line("lease:others", 200 * MIB), Line("base", 1)]

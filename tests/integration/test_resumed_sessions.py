@@ -180,6 +180,9 @@ def test_a_cut_in_the_middle_costs_neither_job_nor_token() -> None:
     worker.tokens(job, "three", [3])
     pass_time(bench, client, limits.RESUME_MS - 500)
     assert client.silent(rid)
+    status = bench.core.report(bench.now_ns).devices[0].worker
+    assert status is not None
+    assert status.away_ms == 500
     worker.heal()
     worker.settle()
     worker.done(job)

@@ -180,7 +180,7 @@ def _leases(state: State, device: Device, principal: str | None) -> list[LeaseSt
 
 
 def _worker(state: State, link: WorkerLink) -> WorkerStatus:
-    ready = link.ready
+    ready, until_ns = link.ready, link.away_until_ns
     return WorkerStatus(
         worker=ready.worker,
         worker_epoch=ready.worker_epoch,
@@ -195,6 +195,7 @@ def _worker(state: State, link: WorkerLink) -> WorkerStatus:
         silent_ms=link.liveness.silent_ms(state.now_ns),
         in_flight=len(link.runs),
         draining=link.draining,
+        away_ms=None if until_ns is None else max(0, until_ns - state.now_ns) // MS,
     )
 
 

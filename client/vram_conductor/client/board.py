@@ -101,6 +101,9 @@ def _worker(device: DeviceStatus) -> str:
         jobs = f"jobs wait {duration(device.patience_ms)} more for the next one"
         note = f" ({last}{jobs})" if device.patience_ms else f" ({last}jobs are refused)"
         return f"! no worker for {duration(device.absent_ms)}{note}: agents wait, nothing is lost"
+    if worker.away_ms is not None:
+        wait = f"it is waited for {duration(worker.away_ms)} more"
+        return f"! worker pid {worker.pid} on {worker.host} is cut off and works on; {wait}"
     state = "draining" if worker.draining else "busy" if worker.busy else "idle"
     note = f": {worker.mechanism_note}" if worker.mechanism_note else ""
     return f"worker pid {worker.pid} on {worker.host}, {state}; {worker.mechanism}{note}"

@@ -38,6 +38,8 @@ class WorkerStatus(StatusStruct, frozen=True, kw_only=True):
         steps, busy: its last word on its work loop; busy and not counting means hung.
         silent_ms: for how long nothing was heard.
         in_flight: attempts that it has.
+        away_ms: so much longer it is waited for, because its connection is lost or it is silent;
+            None: it is there.
     """
 
     worker: str
@@ -53,6 +55,7 @@ class WorkerStatus(StatusStruct, frozen=True, kw_only=True):
     silent_ms: int = 0
     in_flight: int = 0
     draining: bool = False
+    away_ms: int | None = None
 
 
 class LedgerStatus(StatusStruct, frozen=True, kw_only=True):

@@ -6,7 +6,7 @@ from __future__ import annotations
 from vram_conductor.broker.jobs.job import Job
 from vram_conductor.broker.ledger.decisions import Lease
 from vram_conductor.broker.ledger.obstacles import obstacle
-from vram_conductor.broker.state import MS, State
+from vram_conductor.broker.state import State
 from vram_conductor.broker.workers.devices import Device
 from vram_conductor.protocol.values import AgentKey
 
@@ -29,7 +29,7 @@ def hindrance(state: State, job: Job, principal: str | None) -> tuple[str, int |
     if device.link is None or (device.link.draining and job.state == "queued"):
         return "worker", None
     if device.link.away_ns is not None:
-        return "worker", device.link.away_ns + device.link.resume_ms * MS
+        return "worker", device.link.away_until_ns
     if job.peer is None and not job.detach and job.state == "queued":
         return "client", None
     what = shut_out(device, job.key.agent_key)

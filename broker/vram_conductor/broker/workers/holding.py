@@ -57,9 +57,8 @@ class Holding:
 
     def over(self, link: WorkerLink) -> bool:
         """Whether the worker has been away for too long."""
-        if link.away_ns is None:
-            return False
-        return self._state.now_ns >= link.away_ns + link.resume_ms * MS
+        until_ns = link.away_until_ns
+        return until_ns is not None and self._state.now_ns >= until_ns
 
     def heard(self, device: Device, link: WorkerLink) -> None:
         """The worker has spoken."""

@@ -84,6 +84,11 @@ class WorkerLink:
     def epoch(self) -> int:
         return self.ready.worker_epoch
 
+    @property
+    def away_until_ns(self) -> int | None:
+        """Until when a worker that is away is waited for; None: it is there."""
+        return None if self.away_ns is None else self.away_ns + self.resume_ms * 1_000_000
+
 
 @dataclass(slots=True)
 class Candidate:
