@@ -6,12 +6,14 @@ import itertools
 import os
 import random
 import signal
+import struct
 import sys
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -167,6 +169,21 @@ class Scene:
     def settled(self, books: Books) -> None:
         """Wait until the books are these again."""
         until(lambda: self.books() == books, f"the books are as before: {books}")
+
+    def arenas(self, agent: str) -> list[Path]:
+        """The files that hold parked states of an agent."""
+        found = [path for path in self.stage.arena_dir.rglob("*") if path.is_file()]
+        return [path for path in found if agent.encode() in path.read_bytes()[:12288]]
+
+    def sealed(self, agent: str) -> None:
+        """Wait until what is parked of the agent has its checksums (layout: the worker's
+        ``arena_format``): only then will another process take it up."""
+
+        def all_sealed() -> bool:
+            words = [struct.unpack_from("=12Q", path.read_bytes()) for path in self.arenas(agent)]
+            return bool(words) and all(word[4] >> 1 in (word[8], word[10]) for word in words)
+
+        until(all_sealed, f"the checkpoints of {agent} are complete")
 
     # --- doing --------------------------------------------------------------------------------
 

@@ -90,9 +90,9 @@ def test_a_copy_of_a_chat_answers_as_its_original(scene: Scene, smollm2: Path) -
 
 
 def test_a_copy_of_what_runs_is_of_what_was_said_before(scene: Scene) -> None:
-    start(scene)
+    scene.conductor.register("forker", model(Spec(vocab="bytes", seed=170)), n_ctx=4096)
     before = say(scene, 1)
-    running = scene.start("forker", some_tokens(7, 2), max_tokens=200)
+    running = scene.start("forker", some_tokens(7, 2), max_tokens=4000)
     next(running)
     made = scene.conductor.fork("forker", "side")
     assert (made.tokens, made.source_version) == (12, 1)
@@ -131,6 +131,7 @@ def test_copies_and_what_was_said_survive_broker_and_worker() -> None:
         agent.chat("hello", max_tokens=4, logit_bias=NO_END).result()
         agent.fork("side")
         before = agent.history("side", ids=True)
+        scene.sealed("forker")
         epoch = scene.conductor.broker_epoch
         scene.kill_broker()
         until(lambda: scene.conductor.ping() and scene.conductor.broker_epoch != epoch, "a broker")

@@ -103,6 +103,8 @@ def test_the_worker_dies(mortal: Scene) -> None:
     idle = [Talk(mortal, "a", "idle-1"), Talk(mortal, "b", "idle-1")]
     for talk in idle:
         talk.go_on()
+    for agent in "ab":
+        mortal.sealed(agent)
     unharmed = mortal.run("a", WORDS[0], conversation="unharmed-1", max_tokens=800).ids
     mortal.conductor.reset("a", "unharmed-1")
     before = mortal.books()
@@ -185,6 +187,8 @@ def test_both_die(mortal: Scene) -> None:
     idle = [Talk(mortal, "b", "idle-3"), Talk(mortal, "real", "idle-3", length=12)]
     for talk in idle:
         talk.go_on()
+    for agent in ("b", "real"):
+        mortal.sealed(agent)
     before = mortal.books()
 
     running = long_answer(mortal, "a", "seen-3")

@@ -3,9 +3,7 @@ computed again is said."""
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 from gguf_models import Spec
@@ -30,27 +28,15 @@ def parked() -> Iterator[Scene]:
         yield scene
 
 
-def arenas(scene: Scene, agent: str) -> list[Path]:
-    """The files that hold parked states of an agent."""
-    found = [path for path in scene.stage.arena_dir.rglob("*") if path.is_file()]
-    return [path for path in found if agent.encode() in path.read_bytes()[:12288]]
-
-
-def sealed(scene: Scene, agent: str) -> bool:
-    """Whether the checkpoint has its checksum (layout: the worker's ``arena_format``)."""
-    words = [struct.unpack_from("=12Q", path.read_bytes()) for path in arenas(scene, agent)]
-    return bool(words) and all(word[4] >> 1 in (word[8], word[10]) for word in words)
-
-
 def delete(scene: Scene) -> None:
-    files = arenas(scene, "victim")
+    files = scene.arenas("victim")
     assert files
     for path in files:
         path.unlink()
 
 
 def cut(scene: Scene) -> None:
-    for path in arenas(scene, "victim"):
+    for path in scene.arenas("victim"):
         with path.open("r+b") as file:
             file.truncate(path.stat().st_size // 2)
 
@@ -78,7 +64,7 @@ def test_a_lost_state_is_computed_again_and_said(
     assert parked.run("victim", HISTORY, max_tokens=4).ids == first.ids
     assert parked.run("other", HISTORY, max_tokens=6).ids == undisturbed[0].ids
     for agent in ("victim", "other"):
-        until(lambda agent=agent: sealed(parked, agent), "its checkpoint is complete")  # type: ignore[misc]
+        parked.sealed(agent)
     parked.kill_worker()
     damage(parked)
     until(lambda: parked.agent("victim").state == "ready", "the agents are loaded again")
