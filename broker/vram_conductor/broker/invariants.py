@@ -6,6 +6,7 @@ from collections import Counter
 
 from vram_conductor.broker.agents.agent_desk import AgentDesk
 from vram_conductor.broker.agents.reload import Reload
+from vram_conductor.broker.jobs import unbegun
 from vram_conductor.broker.jobs.dispatch import SENT_MAX
 from vram_conductor.broker.jobs.job import Job
 from vram_conductor.broker.state import State
@@ -95,13 +96,17 @@ def _validate_links(state: State) -> None:
         assert under_way == (link.runs if link is not None else set())
         if link is None:
             continue
-        assert len(link.runs) <= SENT_MAX * state.config.broker.worker_inflight
+        most = SENT_MAX * state.config.broker.worker_inflight
+        assert len(link.runs) + len(link.stopped) <= most
         for key, version in link.known.items():
             conversation = state.registry.conversation(key)
             assert conversation is not None
             assert conversation.version == version
         runs = {op for op, open_op in link.ops.items() if open_op.what == "Run"}
         assert len(runs) == len(link.runs)
+        stopped = {op for op, open_op in link.ops.items() if open_op.what == unbegun.WHAT}
+        assert len(stopped) == len(link.stopped)
+        assert all(("op", (device.id, op)) in state.timers for op in stopped)
 
 
 def _validate_sessions(state: State) -> None:
