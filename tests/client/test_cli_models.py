@@ -147,6 +147,9 @@ def test_add_a_file_that_is_here(own: Path, tmp_path: Path, capsys: Any) -> None
         "use it: conductor register AGENT --model mine",
     ]
     assert listed(capsys)["mine"] == "yes, not verified"
+    assert cli.main(["models", "list", "--json"]) == 0
+    first = json.loads(capsys.readouterr().out)["models"][0]
+    assert first["source"] == {"kind": "path", "path": str(path)}
     path.write_bytes(b"GGUF, another one")
     assert cli.main(["models", "verify", "mine"]) == 0, "it is the user's file"
     capsys.readouterr()
@@ -182,6 +185,8 @@ def test_a_name_is_taken_once(own: Path, tmp_path: Path, capsys: Any) -> None:
         ("text.gguf", "bad_model"),
         ("big-00002-of-00002.gguf", "model_part_missing"),
         ("hf:one-word", "bad_model_source"),
+        ("~nobody-has-this-name.gguf", "no_such_file"),
+        ("\udcff.gguf", "bad_catalogue"),
     ],
 )
 def test_what_cannot_be_added(
@@ -195,6 +200,7 @@ def test_what_cannot_be_added(
     monkeypatch.chdir(tmp_path)
     gguf(tmp_path / "text.gguf", b"#!/bin/sh")
     gguf(tmp_path / "big-00002-of-00002.gguf")
+    gguf(tmp_path / "\udcff.gguf")
     assert cli.main(["models", "add", "mine", source]) != 0
     assert f"({reason})" in capsys.readouterr().err
     assert not own.exists()

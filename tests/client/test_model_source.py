@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 
 import pytest
 from hypothesis import given
@@ -63,6 +64,8 @@ def test_what_is_meant(text: str, meant: HubPlace | WheelPart | str) -> None:
         "hf:o r/x",
         "pypi:p",
         "pypi:p==1",
+        "pypi:--log==1/a.gguf",
+        "pypi:p==-1/a.gguf",
         "https://e.org/o/r",
     ],
 )
@@ -99,6 +102,14 @@ FILES = [
     "m-Q2_K-00001-of-00002.gguf",
     "mmproj-m-f16.gguf",
 ]
+
+
+def test_names_that_promise_more_parts_than_there_are_files_cost_nothing() -> None:
+    """A repository may have thousands of them; looking for all parts would take minutes."""
+    names = [f"m{number}-00001-of-99999.gguf" for number in range(20_000)]
+    begin = time.thread_time()
+    assert models_among(names) == {}
+    assert time.thread_time() - begin < 5
 
 
 def test_whole_models_only() -> None:

@@ -38,7 +38,7 @@ def entries(draw: st.DrawFn) -> CatalogueModel:
     n_ctx, gated = draw(st.none() | st.integers(1, 1 << 20)), draw(st.booleans())
     match draw(st.sampled_from(["path", "wheel", "hub"])):
         case "path":
-            source = PathSource(path=draw(TEXT.filter(bool)))
+            source = PathSource(path=draw(TEXT.filter(lambda text: text and "\0" not in text)))
             return CatalogueModel(
                 name=name, file="a.gguf", source=source, n_ctx=n_ctx, gated=gated, **said
             )
@@ -120,6 +120,10 @@ def test_put_and_drop(own: OwnCatalogue) -> None:
     assert own.drop("b")
     assert names(own) == ["a"]
     assert sorted(path.name for path in own.path.parent.iterdir()) == ["models.toml"]
+    for _ in range(3):
+        own.put(path_entry("b"))
+        assert own.drop("b")
+    assert "\n\n\n" not in own.path.read_text(), "no blank lines pile up"
 
 
 def test_what_a_user_wrote_stays(own: OwnCatalogue) -> None:

@@ -367,6 +367,13 @@ def test_a_token_that_is_none(place: Place, monkeypatch: pytest.MonkeyPatch) -> 
     assert "hf_rubbish" not in str(error)
 
 
+def test_somebody_without_a_token_is_asked_for_one(place: Place) -> None:
+    said = {"X-Error-Message": "Invalid credentials in Authorization header"}
+    place.hub.faults["hub"] = [Fault(status=401, headers=said)]
+    error = place.failing(Unauthenticated, "hub_denied")
+    assert "set HF_TOKEN" in error.info.message
+
+
 def test_what_else_is_forbidden(place: Place) -> None:
     place.hub.faults["hub"] = [Fault(status=403, headers={"X-Error-Message": "not from here"})]
     error = place.failing(PermissionDenied, "hub_denied")

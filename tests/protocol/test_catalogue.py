@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from vram_conductor.protocol.catalogue import (
+    CatalogueModel,
     HubSource,
     PathSource,
     WheelSource,
@@ -87,6 +88,8 @@ def test_near_names() -> None:
     [
         (("tiny.gguf", "../tiny.gguf"), "plain file name"),
         (("tiny.gguf", ".hidden"), "plain file name"),
+        (("tiny.gguf", "ti\\u0000ny.gguf"), "plain file name"),
+        (("tiny.gguf", "ti\\u001b[2Jny.gguf"), "plain file name"),
         (('"tiny"', '"ti ny"'), "letters"),
         ((SHA, "AB" * 32), "sha256"),
         (("size = 10", "size = 0"), "size"),
@@ -94,6 +97,8 @@ def test_near_names() -> None:
         (("size = 10", "sice = 10"), "sice"),
         (("a/b", "../b"), "member"),
         (("a/b", "/b"), "member"),
+        (('"p"', '"--log"'), "no package"),
+        (('"1"', '"-1"'), "no package"),
         (("pypi-wheel", "ftp"), "ftp"),
         (('{ package = "p", version = "1", member = "a/b" }', ""), "parts"),
     ],
@@ -121,6 +126,7 @@ def test_a_split_model_of_the_hub() -> None:
         (("v1.0", "-v1"), "branch or a tag"),
         (('of-00002.gguf"\nsha', 'of-00003.gguf"\nsha'), "has 3 parts, source.files 2"),
         (("q8/big-00002", "../big-00002"), "path inside the repository"),
+        (("q8/big-00002", "q8\\u0000/big-00002"), "path inside the repository"),
         ((PARTS[1], "x" * 64), "needs its sha256"),
         (("size = 20", "size = 0"), "needs its sha256"),
         (("size = 20", "size = 21"), "size is not the sum"),
@@ -132,6 +138,12 @@ def test_what_is_wrong_with_a_hub_source_is_named(change: tuple[str, str], word:
     assert text != SPLIT
     with pytest.raises(InvalidArgument, match=word):
         parse_catalogue(text.encode(), "here")
+
+
+@pytest.mark.parametrize("path", ["", "a\0b", "\udcff.gguf"])
+def test_a_path_that_no_catalogue_can_hold(path: str) -> None:
+    entry = CatalogueModel(name="mine", file="mine.gguf", source=PathSource(path=path))
+    assert (entry.problem() or "").startswith("source.path")
 
 
 def test_a_split_model_cannot_come_from_wheels() -> None:

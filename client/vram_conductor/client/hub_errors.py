@@ -91,16 +91,11 @@ def _refusal(error: HfHubHTTPError, endpoint: str, repo: str) -> ConductorError:
         return NotFound(
             "no_such_repo",
             f"the hub has no {repo}, or shows it to its owner only; look for it with: conductor "
-            f"models search WORDS; {_token_advice('a private one')}",
+            f"models search WORDS; for a private one {_token_advice()}",
             repo=repo,
         )
     if status == 401:
-        return Unauthenticated(
-            "hub_denied",
-            "the hub does not accept this token (HF_TOKEN, or that of `hf auth login`): "
-            f"make another at {endpoint}/settings/tokens, or unset it",
-            status=status,
-        )
+        return Unauthenticated("hub_denied", _unknown(endpoint), status=status)
     if status in _PASSING or status >= 500:
         return _passing(error.response, endpoint)
     said = error.server_message or f"HTTP {status}"
@@ -109,6 +104,17 @@ def _refusal(error: HfHubHTTPError, endpoint: str, repo: str) -> ConductorError:
         f"the hub refuses {repo or endpoint}: {said.strip()}; look at {where} in a browser, and "
         "at what your token may read",
         status=status,
+    )
+
+
+def _unknown(endpoint: str) -> str:
+    from huggingface_hub import get_token
+
+    if not get_token():
+        return f"{endpoint} wants to know who asks: {_token_advice()}"
+    return (
+        "the hub does not accept this token (HF_TOKEN, or that of `hf auth login`): "
+        f"make another at {endpoint}/settings/tokens, or unset it"
     )
 
 
@@ -121,12 +127,12 @@ def _gated(where: str, repo: str) -> PermissionDenied:
             f"at {where}, accept them, then run it again"
         )
     else:
-        advice = f"log in at {where}, accept its terms, then {_token_advice('it')}"
+        advice = f"log in at {where}, accept its terms, then {_token_advice()}"
     return PermissionDenied("model_gated", f"{repo} is gated: {advice}", repo=repo)
 
 
-def _token_advice(what: str) -> str:
-    return f"for {what} set HF_TOKEN to a token of your account, or run: hf auth login"
+def _token_advice() -> str:
+    return "set HF_TOKEN to a token of your account, or run: hf auth login"
 
 
 def _passing(response: Response, endpoint: str) -> Unavailable:

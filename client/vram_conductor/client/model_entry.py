@@ -145,8 +145,8 @@ def _hub_file(repo: Repo, file: RepoFile) -> HubFile:
 
 def _of_path(name: str, text: str) -> CatalogueModel:
     """A file that is here already; it stays the user's, who may change it: no digest is kept."""
-    # Not resolved: a link may lead to another file tomorrow.
-    path = Path(os.path.abspath(Path(text).expanduser()))  # noqa: PTH100
+    # Not resolved: a link may lead to another file tomorrow. ~ of nobody stays as it is.
+    path = Path(os.path.abspath(os.path.expanduser(text)))  # noqa: PTH100, PTH111
     part = part_name(path.name)
     if part and part.number != 1:
         path = path.with_name(part.of(1))

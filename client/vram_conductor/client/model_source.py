@@ -27,7 +27,10 @@ _ADDRESS = re.compile(
     r"(?:/(?:blob|resolve|tree)/(?P<revision>[\w.-]+)(?:/(?P<path>[^?#]+))?)?/?(?:[?#].*)?",
     re.ASCII,
 )
-_WHEEL = re.compile(r"pypi:(?P<package>[\w.-]+)==(?P<version>[\w.!+-]+)/(?P<member>.+)", re.ASCII)
+_WHEEL = re.compile(
+    r"pypi:(?P<package>[A-Za-z0-9][\w.-]*)==(?P<version>[A-Za-z0-9][\w.!+-]*)/(?P<member>.+)",
+    re.ASCII,
+)
 _QUANTISATION = re.compile(r"(?:^|[-._])((?:IQ|TQ|Q)\d\w*|BF16|F16|F32|MXFP4\w*)(?=[-.]|$)", re.I)
 _PROJECTOR = "mmproj"
 """Files of that name go with a model that sees; they are none themselves."""
@@ -92,7 +95,7 @@ def models_among(paths: Sequence[str]) -> dict[str, list[str]]:
         part = part_name(pure.name)
         if part is None:
             found[path] = [path]
-        elif part.number == 1:
+        elif part.number == 1 and part.count <= len(names):
             parts = [str(pure.with_name(part.of(n))) for n in range(1, part.count + 1)]
             if names.issuperset(parts):
                 found[path] = parts

@@ -122,7 +122,9 @@ def _whole(value: Any) -> Any:
     """Plain values with every field: on the wire defaults are left out, a script wants to find
     ``value["usage"]["reused_tokens"]`` when it is 0, too."""
     if isinstance(value, msgspec.Struct) and not value.__struct_config__.array_like:
-        return {name: _whole(getattr(value, name)) for name in value.__struct_fields__}
+        kind = value.__struct_config__
+        tag = {kind.tag_field: kind.tag} if kind.tag_field else {}
+        return tag | {name: _whole(getattr(value, name)) for name in value.__struct_fields__}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: _whole(getattr(value, field.name)) for field in fields(value)}
     if is_map(value):

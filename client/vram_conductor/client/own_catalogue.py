@@ -93,12 +93,13 @@ def without(text: str, name: str, origin: str) -> str:
 
 
 def _closing_comments(block: str) -> str:
-    """What is said behind an entry is said of what follows."""
+    """What is said behind an entry is said of what follows. Its blank lines go with it: as many
+    are before it."""
     lines = block.splitlines(keepends=True)
     count = 0
     while count < len(lines) and lines[-1 - count].lstrip()[:1] in ("", "#"):
         count += 1
-    return "".join(lines[len(lines) - count :])
+    return "".join(lines[len(lines) - count :]).lstrip("\n")
 
 
 class OwnCatalogue:

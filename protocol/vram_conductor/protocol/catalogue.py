@@ -20,6 +20,8 @@ _NAME = re.compile(r"[A-Za-z0-9._:@-]+")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _REPO = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*/[A-Za-z0-9_][A-Za-z0-9._-]*")
 _REVISION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_PACKAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9.!+_-]*")
 _NEAR_MAX = 3
 
 
@@ -100,13 +102,16 @@ class CatalogueModel(Entry, frozen=True, kw_only=True):
         """What is wrong with this entry, or None."""
         if not _NAME.fullmatch(self.name) or len(self.name) > limits.NAME_CHARS_MAX:
             return f"name {self.name!r} may have letters, digits and ._:@- only"
-        if self.file != PurePosixPath(self.file).name or self.file.startswith("."):
+        plain = self.file == PurePosixPath(self.file).name and self.file.isprintable()
+        if not plain or self.file.startswith("."):
             return f"file {self.file!r} must be a plain file name"
         if self.n_ctx is not None and not 0 < self.n_ctx <= limits.N_CTX_MAX:
             return f"n_ctx {self.n_ctx} is out of range"
         if isinstance(self.source, PathSource):
             if not self.source.path:
                 return "source.path is empty"
+            if not _writable(self.source.path):
+                return f"source.path {self.source.path!r} is no path in UTF-8"
             if not self.sha256 and self.size == 0:
                 return None
         if not _SHA256.fullmatch(self.sha256):
@@ -143,13 +148,21 @@ class CatalogueModel(Entry, frozen=True, kw_only=True):
 
 def _inside(path: str) -> bool:
     pure = PurePosixPath(path)
-    return bool(path) and not pure.is_absolute() and ".." not in pure.parts
+    return bool(path) and _writable(path) and not pure.is_absolute() and ".." not in pure.parts
+
+
+def _writable(path: str) -> bool:
+    """Whether a file can have this name, and a catalogue hold it: no NUL, and in UTF-8."""
+    return "\0" not in path and not any("\ud800" <= letter <= "\udfff" for letter in path)
 
 
 def _parts_problem(parts: list[WheelPart]) -> str | None:
     if not parts:
         return "source.parts is empty"
     for part in parts:
+        # pip would take what begins with a dash for an option.
+        if not _PACKAGE.fullmatch(part.package) or not _VERSION.fullmatch(part.version):
+            return f"{part.package!r} == {part.version!r} is no package and its version"
         if not _inside(part.member):
             return f"member {part.member!r} must be a path inside the wheel"
     return None
