@@ -33,6 +33,7 @@ from vram_conductor.protocol.errors import (
     Unavailable,
     Unimplemented,
 )
+from vram_conductor.protocol.fitting import Fit
 from vram_conductor.protocol.values import Usage
 
 RID = bytes(range(16))
@@ -762,6 +763,24 @@ def test_a_load_that_nobody_waits_for_is_given_up(how: str) -> None:
     assert it.sent() == [wire.Cancel(rid=RID)]
     it.core.forget(RID, it.now_ns)
     assert it.sent() == []
+
+
+@pytest.mark.parametrize(
+    ("said", "older"),
+    [
+        ("undecodable message: Invalid value 'FIT' - at `$.t`", True),
+        ("undecodable message: Object missing required field `model`", False),
+    ],
+)
+def test_a_message_that_an_older_broker_does_not_know(said: str, older: bool) -> None:
+    it = Driver()
+    it.open()
+    it.do(it.core.call(Fit(rid=RID, model="m"), 10_000, it.now_ns))
+    info = ErrorInfo(Code.INVALID_ARGUMENT, "bad_message", said)
+    failed = only(it.get(wire.Error(rid=RID, error=info)), Failed).error
+    assert failed.reason == "bad_message"
+    assert said in failed.info.message
+    assert ("upgrade the broker" in failed.info.message) == older
 
 
 def test_an_answered_register_is_not_cancelled() -> None:

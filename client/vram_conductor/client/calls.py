@@ -12,6 +12,8 @@ from vram_conductor.protocol.errors import (
     Code,
     ConductorError,
     DeadlineExceeded,
+    ErrorInfo,
+    InvalidArgument,
     Unavailable,
     error_from_info,
 )
@@ -109,7 +111,7 @@ class Calls:
         if isinstance(message, Error):
             # The first of two that remove something may have succeeded unheard.
             if not (gone and call.times_sent > 1 and message.error.code is Code.NOT_FOUND):
-                return [Failed(key, error_from_info(message.error))]
+                return [Failed(key, _refusal(request, message.error))]
         elif isinstance(request, Register) and request.ephemeral:
             self._ephemeral[request.rid] = request
         if isinstance(request, Unregister):
@@ -164,4 +166,16 @@ def _late(call: _Call) -> DeadlineExceeded:
         "it more time with timeout_s",
         retryable=True,
         waited_ms=call.timeout_ms,
+    )
+
+
+def _refusal(request: CallMessage, said: ErrorInfo) -> ConductorError:
+    """A broker of an older minor version cannot decode the name of a message that came later."""
+    name = request.__struct_config__.tag
+    if said.reason != "bad_message" or f"'{name}'" not in said.message:
+        return error_from_info(said)
+    return InvalidArgument(
+        "bad_message",
+        f"this broker is older than this program and does not know {name}: upgrade the broker "
+        f"({said.message})",
     )
