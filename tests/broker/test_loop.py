@@ -43,7 +43,8 @@ from vram_conductor.broker.shell.auth import identify
 from vram_conductor.broker.shell.large_sends import IN_FLIGHT_BYTES_MAX, LARGE_BYTES
 from vram_conductor.broker.shell.loop import MESSAGES_PER_TURN, Loop
 from vram_conductor.broker.shell.outbox import PEER_BYTES_MAX, Outbox
-from vram_conductor.broker.shell.port import BAD_PER_SECOND_MAX, FLUSH_NS, Port
+from vram_conductor.broker.shell.peer_watch import EVENTS
+from vram_conductor.broker.shell.port import BAD_PER_SECOND_MAX, FLUSH_NS, SECOND_NS, Port
 from vram_conductor.broker.shell.stop import Stop
 from vram_conductor.protocol import codec, limits, sockets
 from vram_conductor.protocol.commands import (
@@ -150,7 +151,7 @@ class Running:
         self.journal = Journal(open_journal(folder, self.log), self.log)
         self.stack.callback(self.journal.close)
         self.clients: Port[ClientMessage] = Port(
-            sockets.listen(self.context, endpoint, hwm=1_000),
+            sockets.listen(self.context, endpoint, hwm=1_000, events=EVENTS),
             codec.CLIENT_TO_BROKER,
             codec.BROKER_TO_CLIENT,
             lambda message, error: Error(rid=getattr(message, "rid", b""), error=error.info),
@@ -158,7 +159,7 @@ class Running:
         )
         self.stack.callback(self.clients.close)
         self.workers: Port[FromWorker] = Port(
-            sockets.listen(self.context, f"ipc://{folder}/w"),
+            sockets.listen(self.context, f"ipc://{folder}/w", events=EVENTS),
             codec.WORKER_TO_BROKER,
             codec.BROKER_TO_WORKER,
             lambda message, error: None,
@@ -298,6 +299,31 @@ def test_a_record_is_in_the_file_before_the_answer_leaves(start: Start) -> None:
     opened = open_journal(running.folder, running.log)
     os.close(opened.fd)
     assert opened.restored.broker_epoch == len(running.core.events)
+
+
+def test_a_connection_from_before_the_first_look_is_not_taken_for_a_closed_one(
+    folder: Path,
+) -> None:
+    """After a restart the workers and clients are back before anything is read."""
+    with ExitStack() as stack:
+        context = zmq.Context()
+        stack.callback(context.term)
+        listener = sockets.listen(context, f"ipc://{folder}/c", events=EVENTS)
+        stack.callback(listener.close)
+        early = sockets.connect(context, listener.endpoint)
+        stack.callback(early.close, 0)
+        for n in range(2):
+            early.send_multipart(codec.CLIENT_TO_BROKER.encode(Ping(n=n)))
+        assert listener.socket.poll(WAIT_MS)
+        port: Port[ClientMessage] = Port(
+            listener, codec.CLIENT_TO_BROKER, codec.BROKER_TO_CLIENT, lambda message, error: None
+        )
+        first = port.receive(0)
+        assert first is not None
+        port.bury(10 * SECOND_NS)
+        assert port.gone == []
+        port.send(first.peer, Pong(n=0), 0)
+        assert early.poll(WAIT_MS)
 
 
 # --- bad input --------------------------------------------------------------------------------

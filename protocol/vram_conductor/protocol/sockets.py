@@ -79,29 +79,46 @@ class Listener:
     Attributes:
         socket: the ROUTER.
         endpoint: what to connect to; port 0 is replaced by the real one.
+        monitor: says what becomes of its connections, where that was asked for.
     """
 
-    def __init__(self, socket: Socket, endpoint: str, ipc: IpcPath | None = None) -> None:
+    def __init__(
+        self,
+        socket: Socket,
+        endpoint: str,
+        ipc: IpcPath | None = None,
+        monitor: Socket | None = None,
+    ) -> None:
         self.socket = socket
         self.endpoint = endpoint
+        self.monitor = monitor
         self._ipc = ipc
 
     def close(self) -> None:
         """Unlink the ipc path, close the socket, release the lock. Idempotent."""
         if self._ipc is not None:
             self._ipc.unlink()
+        if self.monitor is not None and not self.socket.closed:
+            self.socket.disable_monitor()
+            self.monitor.close(0)
         self.socket.close()
         if self._ipc is not None:
             self._ipc.release()
 
 
 def listen(
-    context: Context, endpoint: str, *, hwm: int = HWM, locked: Locked | None = None
+    context: Context,
+    endpoint: str,
+    *,
+    hwm: int = HWM,
+    locked: Locked | None = None,
+    events: int = 0,
 ) -> Listener:
     """Bind a ROUTER to ``tcp://ADDRESS:PORT`` (0: any), ``ipc:///path`` or ``inproc://name``.
 
     ``locked``: over tcp, peers need a key that the context's ZAP handler takes; without it, an
-    address beyond loopback is refused.
+    address beyond loopback is refused. ``events``: what the listener's ``monitor`` tells, zmq's
+    EVENT_*; it is there before the first connection can be, which after a restart comes at once.
 
     Raises:
         InvalidArgument: ``bad_endpoint``, ``ipc_path_too_long``.
@@ -120,6 +137,7 @@ def listen(
         )
     ipc = claim_ipc(where.path) if isinstance(where, Ipc) else None
     socket = _open(context, zmq.ROUTER, hwm)
+    monitor = socket.get_monitor_socket(events) if events else None
     try:
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         if isinstance(where, Tcp) and locked is not None:
@@ -128,14 +146,14 @@ def listen(
             socket.setsockopt(zmq.USE_FD, ipc.listen())
         socket.bind(where.zmq_endpoint)
     except (OSError, zmq.ZMQError) as error:
-        Listener(socket, endpoint, ipc).close()
+        Listener(socket, endpoint, ipc, monitor).close()
         raise _bind_error(endpoint, error) from None
     actual = where.zmq_endpoint
     if isinstance(where, Tcp):
         last = socket.getsockopt(zmq.LAST_ENDPOINT)
         assert isinstance(last, bytes)
         actual = last.rstrip(b"\0").decode()
-    return Listener(socket, actual, ipc)
+    return Listener(socket, actual, ipc, monitor)
 
 
 def connect(

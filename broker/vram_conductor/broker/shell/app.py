@@ -26,7 +26,7 @@ from vram_conductor.broker.journal.journal import Journal
 from vram_conductor.broker.journal.opening import Opened, open_journal
 from vram_conductor.broker.journal.records import BrokerEpoch
 from vram_conductor.broker.journal.state_lock import StateLock
-from vram_conductor.broker.shell import auth, metrics
+from vram_conductor.broker.shell import auth, metrics, peer_watch
 from vram_conductor.broker.shell.access import Access, open_access
 from vram_conductor.broker.shell.logs import Logger
 from vram_conductor.broker.shell.loop import Loop, Observer
@@ -163,6 +163,7 @@ def _bind(
             client_endpoint(broker),
             hwm=CLIENT_HWM,
             locked=None if access is None else access.locked(auth.CLIENTS),
+            events=peer_watch.EVENTS,
         ),
         codec.CLIENT_TO_BROKER,
         codec.BROKER_TO_CLIENT,
@@ -174,6 +175,7 @@ def _bind(
             context,
             worker_endpoint(broker),
             locked=None if access is None else access.locked(auth.WORKERS),
+            events=peer_watch.EVENTS,
         ),
         codec.WORKER_TO_BROKER,
         codec.BROKER_TO_WORKER,

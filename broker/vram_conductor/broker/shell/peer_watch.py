@@ -29,6 +29,10 @@ PROCESS_END_NS = 100_000_000
 """The kernel closes the files of a dying process a moment before the process is over: for so long
 its end is waited for. A peer that lives on is buried so much later, which harms nobody."""
 
+EVENTS = int(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
+"""What the monitor has to tell. It must do so from before the ROUTER is bound: a connection whose
+opening was missed looks like one that is closed, and its peer would be buried with each message."""
+
 _NEWS = struct.Struct("=HI")
 
 
@@ -51,23 +55,17 @@ class PeerWatch:
     """Watches one ROUTER.
 
     Args:
-        socket: the ROUTER.
-
-    Attributes:
-        monitor: to be polled; then call ``read_news``.
+        monitor: of the ROUTER, for ``EVENTS``: to be polled; then call ``read_news``.
     """
 
-    def __init__(self, socket: Socket) -> None:
-        self._socket = socket
+    def __init__(self, monitor: Socket) -> None:
+        self.monitor = monitor
         self._open: set[int] = set()
         self._peers_of: dict[int, set[bytes]] = {}
         self._fd_of: dict[bytes, int] = {}
         self._pid_of: dict[bytes, int] = {}
         self._address_of: dict[bytes, object] = {}
         self._leaving: deque[_Leaving] = deque()
-        self.monitor: Socket = socket.get_monitor_socket(
-            zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED
-        )
 
     def known(self, peer: bytes) -> bool:
         """Whether ``met`` was called for this connection."""
@@ -142,10 +140,6 @@ class PeerWatch:
     def next_deadline_ns(self) -> int | None:
         """When to call ``left``."""
         return self._leaving[0].at_ns if self._leaving else None
-
-    def close(self) -> None:
-        self._socket.disable_monitor()
-        self.monitor.close(0)
 
     def _closed(self, fd: int, now_ns: int) -> None:
         self._open.discard(fd)

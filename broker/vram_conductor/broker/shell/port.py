@@ -56,7 +56,7 @@ class Port(Generic[M]):
     """A ROUTER of the broker.
 
     Args:
-        listener: from ``sockets.listen``.
+        listener: from ``sockets.listen``, with ``peer_watch.EVENTS``.
         incoming: decodes what peers send.
         outgoing: encodes what we send.
         instead: see Instead.
@@ -87,7 +87,8 @@ class Port(Generic[M]):
         self._decode = incoming.decode
         self._encode = outgoing.encode
         self._instead = instead
-        self._watch = PeerWatch(listener.socket)
+        assert listener.monitor is not None
+        self._watch = PeerWatch(listener.monitor)
         self._flush_at_ns = 0
         self._cut_off: set[bytes] = set()
         self._large = LargeSends()
@@ -275,7 +276,6 @@ class Port(Generic[M]):
 
     def close(self) -> None:
         """Close the socket; messages that it has accepted still leave (LINGER)."""
-        self._watch.close()
         self._listener.close()
 
     def _cut(self, peer: bytes) -> None:
