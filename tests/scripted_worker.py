@@ -110,6 +110,7 @@ class ScriptedWorker:
         received: every command, in order.
         copied: what it answers to COPY.
         transcripts: what it has cached.
+        key: the public half of its key; set it before ``ready``.
     """
 
     def __init__(
@@ -143,6 +144,7 @@ class ScriptedWorker:
         self.seq = 0
         self.own_bytes = 0
         self.dead = False
+        self.key = ""
 
     # --- from the broker ----------------------------------------------------------------------
 
@@ -219,7 +221,7 @@ class ScriptedWorker:
     # --- to the broker ------------------------------------------------------------------------
 
     def say(self, message: Any, raw: Sequence[bytes] = ()) -> None:
-        self.bench.post(WorkerMessageIn(self.peer, message, list(raw)))
+        self.bench.post(WorkerMessageIn(self.peer, message, list(raw), key=self.key))
 
     def reply(self, command: Any, kind: Any, raw: Sequence[bytes] = (), **fields: Any) -> None:
         self.say(

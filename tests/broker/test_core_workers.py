@@ -197,6 +197,21 @@ def test_reconnected_worker_starts_afresh_and_stops_what_was_lost() -> None:
     client.done(rid)
 
 
+def test_another_key_does_not_take_a_session_over_by_its_epoch() -> None:
+    """The epoch is no secret: STATUS says it."""
+    bench, worker, client = setup()
+    rid = client.decode("coder")
+    thief = ScriptedWorker(bench, epoch=worker.epoch, peer=b"thief")
+    bench.workers[thief.peer] = thief
+    thief.key = "another"
+    thief.ready()
+    assert thief.welcome is None
+    assert thief.refused is not None
+    assert thief.refused.reason == "device_taken"
+    worker.finish(worker.job("coder"), "said by the first")
+    assert client.text(rid) == "said by the first"
+
+
 # --- loss and restart -------------------------------------------------------------------------
 
 

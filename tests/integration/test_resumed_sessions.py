@@ -377,6 +377,23 @@ def test_what_is_kept_for_the_other_end_is_bounded_by_the_heartbeats() -> None:
     assert len(link.unconfirmed) == 0
 
 
+def test_nothing_is_kept_for_a_worker_that_numbers_nothing() -> None:
+    bench = Bench(config_of())
+    worker = ScriptedWorker(bench)
+    bench.workers[worker.peer] = worker
+    worker.ready(features=[FEATURE])
+    client = bench.client()
+    client.ok(client.register("coder"))
+    link = bench.core._state.devices["cpu"].link
+    assert link is not None
+    for _ in range(20):
+        rid = client.decode("coder")
+        worker.finish(worker.job("coder"))
+        client.done(rid)
+        worker.residency()
+        assert len(link.unconfirmed) <= 2
+
+
 def test_what_comes_twice_counts_once() -> None:
     _bench, worker, client = scene("coder")
     rid = client.decode("coder", continue_=True)

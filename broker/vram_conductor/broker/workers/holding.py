@@ -73,13 +73,15 @@ class Holding:
         """Whether a message is new: what had arrived before a cut comes again after it."""
         if isinstance(message, WorkerPing):
             link.unconfirmed.confirm(message.op)
-        if not isinstance(message, Reply | Residency) or not message.order:
+        if not isinstance(message, Reply | Residency):
             return True
-        if message.order <= link.order:
-            return False
-        link.order = message.order
+        if message.order:
+            if message.order <= link.order:
+                return False
+            link.order = message.order
         if isinstance(message, Reply):
-            # Commands arrive in order: those before the one that is answered are there, too.
+            # Commands arrive in order: those before the one that is answered are there, too. (Also
+            # where a worker does not number its replies: nothing is kept for ever.)
             link.unconfirmed.confirm(message.op)
         if link.order - link.told >= TELL_EVERY:
             self._state.to_worker(link.peer, self.pong(link, 0))

@@ -201,9 +201,9 @@ class Workers:
         elif link is None:
             # Perhaps a zombie, perhaps a clock that was set back: a younger one would speak up.
             self._candidates.hold(device, who)
-        elif ready.worker_epoch == link.epoch:
+        elif ready.worker_epoch == link.epoch and who.key == link.key:
             self._reconnected(device, link, who)
-        elif ready.worker_epoch < link.epoch and not link.draining:
+        elif ready.worker_epoch <= link.epoch and not link.draining:
             self._refuse(peer, taken_error(device.id, link))
         elif not link.connected and ready.host == link.ready.host:
             # Its parked states have one owner at a time: the older one has ended.
