@@ -102,3 +102,23 @@ def test_oldest_results_go_first_by_size(monkeypatch: pytest.MonkeyPatch) -> Non
     for victim in victims:
         table.forget(victim)
     assert end(table, add(table)) == []
+
+
+@pytest.mark.parametrize("bound", ["RESULTS_MAX", "RESULTS_BYTES_MAX"])
+def test_a_flood_of_jobs_costs_only_its_sender_results(
+    monkeypatch: pytest.MonkeyPatch, bound: str
+) -> None:
+    table = JobTable()
+    waiting = [add(table, text="x" * 1000, principal="patient") for _ in range(2)]
+    size = 1 if bound == "RESULTS_MAX" else waiting[0].stream.kept_bytes
+    monkeypatch.setattr(f"vram_conductor.broker.jobs.job.{bound}", 5 * size)
+    for job in waiting:
+        assert end(table, job) == []
+    flood = [add(table, text="x" * 1000, principal="flood") for _ in range(20)]
+    for job in flood:
+        for victim in end(table, job):
+            assert victim.principal == "flood"
+            table.forget(victim)
+    assert [table.by_rid("patient", job.rid) for job in waiting] == waiting
+    assert [table.find(job.job) for job in flood[-3:]] == flood[-3:]
+    assert len(table) == 5

@@ -6,6 +6,7 @@ that lost the connection can still fetch it.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
@@ -16,10 +17,10 @@ from vram_conductor.protocol.stream import SendStream
 from vram_conductor.protocol.values import ConversationKey
 
 RESULTS_MAX = 4_096
-"""Finished jobs kept for RESUME, over all clients; the oldest go first."""
+"""Finished jobs kept for RESUME, over all clients; the oldest of whoever has most go first."""
 
 RESULTS_BYTES_MAX = 256 * 1024 * 1024
-"""Output of finished jobs kept for RESUME, over all clients; the oldest go first."""
+"""Output of finished jobs kept for RESUME, over all clients; likewise."""
 
 ATTEMPTS_MAX = 3
 """A job whose worker dies before any token got out starts again, this many times in all."""
@@ -106,8 +107,10 @@ class JobTable:
         self._jobs: dict[int, Job] = {}
         self._by_rid: dict[tuple[str, bytes], int] = {}
         self._counts: dict[str, int] = {}
-        self._ended: dict[int, int] = {}
-        self._ended_bytes = 0
+        self._ended: dict[str, dict[int, int]] = {}
+        """By principal: bytes kept of each finished job, oldest first."""
+        self._count: Counter[str] = Counter()
+        self._bytes: Counter[str] = Counter()
         self._last = 0
         self.done = 0
         self.failed = 0
@@ -145,22 +148,41 @@ class JobTable:
             self.done += 1
         else:
             self.failed += 1
-        self._ended[job.job] = job.stream.kept_bytes
-        self._ended_bytes += job.stream.kept_bytes
-        victims: list[Job] = []
-        count, kept_bytes = len(self._ended), self._ended_bytes
-        for number, size in self._ended.items():
-            if count <= RESULTS_MAX and kept_bytes <= RESULTS_BYTES_MAX:
-                break
-            victims.append(self._jobs[number])
-            count, kept_bytes = count - 1, kept_bytes - size
-        return victims
+        whose, size = job.principal, job.stream.kept_bytes
+        self._ended.setdefault(whose, {})[job.job] = size
+        self._count[whose] += 1
+        self._bytes[whose] += size
+        return self._surplus()
 
     def forget(self, job: Job) -> None:
         """Drop a finished job. Idempotent."""
-        if self._jobs.pop(job.job, None) is not None:
-            del self._by_rid[job.principal, job.rid]
-            self._ended_bytes -= self._ended.pop(job.job)
+        if self._jobs.pop(job.job, None) is None:
+            return
+        whose = job.principal
+        del self._by_rid[whose, job.rid]
+        self._bytes[whose] -= self._ended[whose].pop(job.job)
+        self._count[whose] -= 1
+        if not self._ended[whose]:
+            del self._ended[whose], self._bytes[whose], self._count[whose]
+
+    def _surplus(self) -> list[Job]:
+        """What is beyond the bounds: the oldest of whoever has most, so that nobody's flood of
+        jobs costs the others what they have not fetched yet."""
+        count, size = self._count.total(), self._bytes.total()
+        if count <= RESULTS_MAX and size <= RESULTS_BYTES_MAX:
+            return []
+        counts, sizes = self._count.copy(), self._bytes.copy()
+        oldest = {whose: iter(ended.items()) for whose, ended in self._ended.items()}
+        victims: list[Job] = []
+        while count > RESULTS_MAX or size > RESULTS_BYTES_MAX:
+            held = counts if count > RESULTS_MAX else sizes
+            whose = max(held, key=held.__getitem__)
+            number, its_bytes = next(oldest[whose])
+            victims.append(self._jobs[number])
+            counts[whose] -= 1
+            sizes[whose] -= its_bytes
+            count, size = count - 1, size - its_bytes
+        return victims
 
 
 def wait_ns(received_ns: int, after_ms: int | None) -> int | None:
