@@ -155,8 +155,12 @@ def test_the_broker_holds_no_device_and_no_model(clean: Scene) -> None:
 
 
 def test_a_load_that_fails_half_way_leaves_nothing(clean: Scene) -> None:
+    # What it needs is known: the dry run's process would be as short of memory.
+    clean.conductor.register("smol", SMOL, n_ctx=512)
+    clean.conductor.unregister("smol")
+    clean.calm_books()
     worker = psutil.Process(clean.worker_pid())
-    # An address space that holds the dry run's answer and not the model.
+    # An address space that does not hold the model.
     none = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
     with clean.undisturbed():
         tight = worker.memory_info().vms + 8 * MIB

@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 import resource
 import struct
+import subprocess
+import sys
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -157,3 +159,26 @@ def test_a_header_that_promises_too_much_ends_at_once(tmp_path: Path) -> None:
     path.write_bytes(head + struct.pack("<IIQ", 9, 8, 1 << 60) + bytes(64))
     with pytest.raises(InvalidArgument, match="header cannot be read at byte"):
         ModelFile.open(path)
+
+
+TIGHT = """
+import resource, sys
+from vram_conductor.protocol.errors import Internal
+from vram_conductor.worker.gguf_header import read_header
+resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
+try:
+    read_header(sys.argv[1])
+except Internal as error:
+    print(error.reason, error.info.retryable)
+"""
+
+
+def test_a_header_that_cannot_be_mapped_now_is_no_bug(tmp_path: Path) -> None:
+    path = tmp_path / "large.gguf"
+    path.write_bytes(make_model(SPECS["llama"]).read_bytes())
+    assert read_header(str(path)).tensors
+    with path.open("r+b") as file:
+        file.truncate(4 << 30)  # sparse
+    command = [sys.executable, "-c", TIGHT, str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.split() == ["load_failed", "True"]

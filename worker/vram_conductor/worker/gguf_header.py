@@ -12,7 +12,7 @@ import struct
 from dataclasses import dataclass
 from pathlib import Path
 
-from vram_conductor.protocol.errors import InvalidArgument
+from vram_conductor.protocol.errors import Internal, InvalidArgument
 from vram_conductor.worker.llama.ggufcheck import HEADER_BYTES, check_gguf
 
 ARRAY_ITEMS_MAX = 1024
@@ -64,6 +64,7 @@ def read_header(path: str) -> GgufHeader:
     Raises:
         NotFound: ``no_such_model``.
         InvalidArgument: ``bad_model``: not a GGUF, or one that ends or is corrupt in its header.
+        Internal: ``load_failed``: the system cannot map it now.
     """
     try:
         file_bytes = Path(path).stat().st_size
@@ -71,10 +72,7 @@ def read_header(path: str) -> GgufHeader:
         # The check says why.
         file_bytes = 0
     check_gguf(path, file_bytes)
-    with (
-        Path(path).open("rb") as file,
-        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
-    ):
+    with _mapped(path) as data:
         reader = _Reader(data)
         try:
             return reader.header()
@@ -87,6 +85,19 @@ def read_header(path: str) -> GgufHeader:
                 file_bytes=file_bytes,
                 at=reader.at,
             ) from None
+
+
+def _mapped(path: str) -> mmap.mmap:
+    try:
+        with Path(path).open("rb") as file:
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except OSError as error:
+        raise Internal(
+            "load_failed",
+            f"cannot read the header of {path}: {error}; free memory, then try again",
+            retryable=True,
+            path=path,
+        ) from None
 
 
 class _Reader:

@@ -40,7 +40,9 @@ def load_model(files: ModelFiles, options: EngineOptions, *, dry: bool) -> tuple
     with library().logs.capture() as capture:
         model = ll.llama_model_load_from_file(os.fsencode(path), model_params(options, dry=dry))
     if not model:
-        raise misnamed(files) or load_error(path, capture.problem(), capture.texts())
+        error = load_error(path, capture.problem(), capture.texts())
+        # Its header is only looked at where that is what may be wrong: it takes memory, too.
+        raise (misnamed(files) if error.reason == "bad_model" else None) or error
     unfit = _unfit(model)
     if unfit:
         arch = metadata(model, "general.architecture") or "unknown"
