@@ -73,7 +73,7 @@ class AsyncConductor(AsyncConversing, AsyncDraining, AsyncSurveying):
         reconnect_s: float = 15.0,
         client: str = "vram-conductor python asyncio",
     ) -> None:
-        self.endpoint = endpoint or default_endpoint()
+        self.endpoint: str = endpoint or default_endpoint()
         self._key = key_for(self.endpoint, key)
         self._timeout_ms = checked_timeout_ms("timeout_s", timeout_s)
         self._connect_ms = checked_timeout_ms("connect_timeout_s", connect_timeout_s)

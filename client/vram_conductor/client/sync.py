@@ -88,7 +88,7 @@ class Conductor(Conversing, Draining, Surveying):
         reconnect_s: float = 15.0,
         client: str = "vram-conductor python",
     ) -> None:
-        self.endpoint = endpoint or default_endpoint()
+        self.endpoint: str = endpoint or default_endpoint()
         self._timeout_ms = checked_timeout_ms("timeout_s", timeout_s)
         self._core = ClientCore(self.endpoint, client, timing(connect_timeout_s, reconnect_s))
         self._io = IoThread(Link(self._core, self.endpoint, key_for(self.endpoint, key)))
