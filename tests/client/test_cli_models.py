@@ -152,7 +152,12 @@ def test_add_a_file_that_is_here(own: Path, tmp_path: Path, capsys: Any) -> None
     assert first["source"] == {"kind": "path", "path": str(path)}
     path.write_bytes(b"GGUF, another one")
     assert cli.main(["models", "verify", "mine"]) == 0, "it is the user's file"
-    capsys.readouterr()
+    path.rename(tmp_path / "elsewhere")
+    for verb in ("verify", "pull"):
+        capsys.readouterr()
+        assert cli.main(["models", verb, "mine"]) != 0
+        assert f"bring it to {tmp_path}" in capsys.readouterr().err, "no pull brings it"
+    (tmp_path / "elsewhere").rename(path)
     assert cli.main(["models", "remove", "mine"]) == 0
     assert "no file deleted, no longer in" in capsys.readouterr().out
     assert path.exists()

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vram_conductor.client.text import size
-from vram_conductor.protocol.catalogue import CatalogueModel, HubSource
+from vram_conductor.protocol.catalogue import CatalogueModel, HubSource, PathSource
 from vram_conductor.protocol.errors import DataLoss, NotFound, ResourceExhausted, Unavailable
 from vram_conductor.protocol.split_files import combined_sha256, part_paths
 from vram_conductor.protocol.stamp import read_stamp, write_stamp
@@ -79,10 +79,13 @@ def _digest(entry: CatalogueModel, file: ModelFile, rehash: bool, progress: Prog
     try:
         stat = path.stat()
     except FileNotFoundError:
+        if isinstance(entry.source, PathSource):
+            what = f"bring it to {path.parent}, or name another: conductor models add --replace"
+        else:
+            what = f"get it with: conductor models pull {entry.name}"
         raise NotFound(
             "model_not_pulled",
-            f"{entry.name} is not here ({path.name} is missing); get it with: conductor models "
-            f"pull {entry.name}",
+            f"{entry.name} is not here ({path.name} is missing); {what}",
             path=str(path),
         ) from None
     if file.size and stat.st_size != file.size:
