@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import queue
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +29,7 @@ from vram_conductor.protocol.commands import (
     WorkerRefused,
 )
 from vram_conductor.protocol.errors import Code, ErrorInfo, InvalidArgument
-from vram_conductor.protocol.sockets import HWM
+from vram_conductor.protocol.sockets import HWM, RECONNECT_MS
 from vram_conductor.protocol.values import DeviceInfo, Memory, Usage
 from vram_conductor.worker.inbound import Arrived, Inbound, ReadyWanted, Refused, SessionLost
 from vram_conductor.worker.link import Link
@@ -131,6 +133,21 @@ def test_ready_welcome_commands_and_replies(engine: Engine, brokers: Brokers) ->
 def test_the_broker_may_come_later_than_the_worker(engine: Engine, brokers: Brokers) -> None:
     assert engine.inbox.empty()
     assert brokers().ready() == ready()
+
+
+def test_who_hangs_up_at_once_is_not_asked_all_the_time() -> None:
+    """So does a tunnel or a proxy whose other end is away."""
+    calls = 0
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        engine = Engine(f"tcp://127.0.0.1:{server.getsockname()[1]}")
+        until_s = time.monotonic() + 1.0
+        while (left_s := until_s - time.monotonic()) > 0:
+            server.settimeout(left_s)
+            with suppress(TimeoutError):
+                server.accept()[0].close()
+                calls += 1
+        engine.link.close()
+    assert 2 <= calls <= 2_000 // RECONNECT_MS
 
 
 def test_pings_carry_the_work_loops_state(engine: Engine, brokers: Brokers) -> None:

@@ -202,7 +202,7 @@ class Link:
             elif failure is not None and not self._warned:
                 self._warned = True
                 log.warning("%s", failure.error)
-            if event == handshake.DISCONNECTED:
+            if event == handshake.DISCONNECTED and self._connected:  # else libzmq tries again
                 self._lose("disconnected", now_ns)
                 self._reconnect()
 
