@@ -331,6 +331,23 @@ def test_a_second_worker_on_another_host_does_not_steal_the_device() -> None:
     assert second.refused.reason == "device_taken"
 
 
+def test_of_two_successors_only_the_one_that_gets_the_device_is_welcomed() -> None:
+    bench, worker, client = scene("coder")
+    rid = client.decode("coder", continue_=True)
+    worker.settle()
+    worker.cut()
+    elsewhere = ScriptedWorker(bench, epoch=3)
+    bench.workers[elsewhere.peer] = elsewhere
+    elsewhere.ready(host="elsewhere")
+    successor = WiredWorker(bench, epoch=2)
+    assert elsewhere.welcome is None
+    assert elsewhere.refused is not None
+    assert elsewhere.refused.reason == "stale_worker"
+    successor.finish(successor.job("coder"), "once")
+    successor.settle()
+    assert client.text(rid) == "once"
+
+
 def test_where_the_broker_holds_nothing_a_cut_ends_the_session() -> None:
     _bench, worker, client = scene("coder", resume_ms=0)
     rid = client.decode("coder", continue_=True)

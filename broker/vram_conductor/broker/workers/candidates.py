@@ -68,6 +68,13 @@ class Candidates:
             self.drop(device)
             self._refuse(candidate.peer, taken_error(device.id, device.link))
 
+    def supersede(self, device: Device, who: Candidate) -> None:
+        """``who`` gets the device now: another one that waits for it is sent away."""
+        waiting = device.candidate
+        if waiting is not None and waiting.peer != who.peer:
+            self._refuse(waiting.peer, stale_error(device.id))
+        self.drop(device)
+
     def drop(self, device: Device) -> None:
         """It waits no longer, whatever the verdict."""
         candidate, device.candidate = device.candidate, None

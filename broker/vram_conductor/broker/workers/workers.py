@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container
 from dataclasses import dataclass
 
-from vram_conductor.broker.errors import LEFT, left_error, lost_error, stale_error, taken_error
+from vram_conductor.broker.errors import LEFT, left_error, lost_error, taken_error
 from vram_conductor.broker.events import WorkerMessageIn
 from vram_conductor.broker.journal.records import WorkerEpochSeen
 from vram_conductor.broker.permissions import device_denied
@@ -193,10 +193,7 @@ class Workers:
         self._leave_other_device(peer, device)
         link = device.link
         if link is None and ready.worker_epoch >= device.epoch:
-            held = device.candidate
-            if held is not None and held.peer != peer:
-                self._refuse(held.peer, stale_error(device.id))
-            self._candidates.drop(device)
+            self._candidates.supersede(device, who)
             self._welcome(device, who)
         elif link is None:
             # Perhaps a zombie, perhaps a clock that was set back: a younger one would speak up.
@@ -207,6 +204,7 @@ class Workers:
             self._refuse(peer, taken_error(device.id, link))
         elif not link.connected and ready.host == link.ready.host:
             # Its parked states have one owner at a time: the older one has ended.
+            self._candidates.supersede(device, who)
             self.lose(device, lost_error(device.id))
             self._welcome(device, who)
         else:
