@@ -44,16 +44,17 @@ def test_who_reads_nothing_costs_a_bounded_amount_and_nobody_else(scene: Scene) 
         # It has all the credit there is, and its messages wait in nobody's way.
         until(all_done, "its jobs are done, too")
         assert broker.memory_info().rss - before < MOST
-    found: dict[bytes, list[Tokens]] = {rid: [] for rid in rids}
-    ended: set[bytes] = set()
-    while len(ended) < JOBS:
-        message = silent.receive()
-        assert not isinstance(message, Error), message
-        if isinstance(message, Tokens):
-            assert message.seq == len(found[message.rid])
-            found[message.rid].append(message)
-        elif isinstance(message, Done):
-            ended.add(message.rid)
-            assert message.seq == len(found[message.rid])
-    for pieces in found.values():
-        assert sum(len(piece.ids) for piece in pieces) == TOKENS
+        # Now it reads, before it would be taken for gone.
+        found: dict[bytes, list[Tokens]] = {rid: [] for rid in rids}
+        ended: set[bytes] = set()
+        while len(ended) < JOBS:
+            message = silent.receive()
+            assert not isinstance(message, Error), message
+            if isinstance(message, Tokens):
+                assert message.seq == len(found[message.rid])
+                found[message.rid].append(message)
+            elif isinstance(message, Done):
+                ended.add(message.rid)
+                assert message.seq == len(found[message.rid])
+        for pieces in found.values():
+            assert sum(len(piece.ids) for piece in pieces) == TOKENS
