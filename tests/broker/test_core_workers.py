@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from scripted_worker import MIB, MODELS, MS, Bench, Client, ScriptedWorker, config_of
 
+from vram_conductor.broker.boot import DEVICES_MAX
 from vram_conductor.broker.events import WorkerBad
 from vram_conductor.broker.journal.records import (
     AgentRegistered,
@@ -99,6 +100,19 @@ def test_any_device_is_taken_where_none_is_configured() -> None:
     bench.worker("cuda:0", kind="cuda")
     client = bench.client()
     assert client.ok(client.register("coder"))["device"] == "cuda:0"
+
+
+def test_workers_do_not_bring_devices_without_end() -> None:
+    bench = Bench(msgspec.structs.replace(config_of(), device=[]))
+    for number in range(DEVICES_MAX):
+        assert bench.worker(f"gpu{number}", epoch=number + 1).welcome is not None
+    one_more = bench.worker("one-more")
+    assert one_more.refused is not None
+    assert one_more.refused.reason == "no_such_device"
+    assert len(bench.core.report(bench.now_ns).devices) == DEVICES_MAX
+    again = bench.worker("gpu7", epoch=1000, peer=b"again")
+    bench.advance(7_000, alive=False)
+    assert again.welcome is not None
 
 
 def test_stranger_is_told_to_say_ready() -> None:

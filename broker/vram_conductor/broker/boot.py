@@ -16,6 +16,9 @@ from vram_conductor.protocol.commands import Ready
 from vram_conductor.protocol.config import DeviceConfig
 from vram_conductor.protocol.values import DeviceInfo, DeviceKind
 
+DEVICES_MAX = 64
+"""Devices that workers may bring where none is configured: what they name is kept for good."""
+
 
 def configure(state: State, restored: Restored) -> None:
     """Create the configured devices, without workers yet."""
@@ -24,11 +27,14 @@ def configure(state: State, restored: Restored) -> None:
 
 
 def find_device(state: State, ready: Ready) -> Device | None:
-    """The device that a worker names; created on the spot where none is configured at all."""
+    """The device that a worker names; created on the spot where none is configured at all, as
+    long as there are not too many."""
     name = ready.device.device
     if not state.serves(name):
         return None
     if name not in state.devices:
+        if len(state.devices) >= DEVICES_MAX:
+            return None
         _add_device(state, DeviceConfig(id=name, kind=ready.device.kind), 0)
     return state.devices[name]
 

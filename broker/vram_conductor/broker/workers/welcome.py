@@ -29,7 +29,7 @@ def refusal(config: Config, device: Device | None, ready: Ready) -> ErrorInfo | 
         return ErrorInfo(
             Code.NOT_FOUND,
             "no_such_device",
-            f"device {name!r} is not in the broker's configuration ({', '.join(known)}); "
+            f"device {name!r} is not in the broker's configuration ({', '.join(known) or 'none'}); "
             "add a [[device]] table for it",
             details={"device": name, "devices": known},
         )
