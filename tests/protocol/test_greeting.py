@@ -181,6 +181,14 @@ def test_a_broker_that_comes_and_goes_is_not_accused() -> None:
     assert {cut(shakes) for _ in range(CUTS_MAX + 3)} == {""}
 
 
+def test_a_tunnel_whose_far_end_is_away_says_nothing_about_keys() -> None:
+    with stranger(lambda connection: None) as port:
+        shakes = Handshakes(f"tcp://127.0.0.1:{port}", key_file())
+        for _ in range(CUTS_MAX + 3):
+            assert shakes.judge(*CUT) is None
+            assert cut(shakes) == ""
+
+
 def test_over_ipc_nothing_is_looked_for() -> None:
     shakes = Handshakes("ipc:///nowhere/x.ipc", None)
     assert {cut(shakes) for _ in range(4)} == {""}

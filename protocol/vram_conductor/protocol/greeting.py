@@ -89,7 +89,8 @@ class Handshakes:
         if mechanism != ("NULL" if self._key is None else "CURVE"):
             self._cuts = 0
             other = mechanism == ("CURVE" if self._key is None else "NULL")
-            return handshake.other_mechanism(self._endpoint, self._key) if other else failure
+            # Where nobody greets there is no broker, only a tunnel or a proxy: no key is wrong.
+            return handshake.other_mechanism(self._endpoint, self._key) if other else None
         self._cuts += 1
         if failure is None or self._patient or self._cuts < CUTS_MAX:
             return failure
