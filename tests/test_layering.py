@@ -83,9 +83,9 @@ class Module:
 
     @property
     def name(self) -> str:
-        """Dotted, below ``vram_conductor.<part>``."""
-        inner = self.path.relative_to(ROOT / self.part / "vram_conductor" / self.part)
-        return ".".join(inner.with_suffix("").parts)
+        """Dotted, below ``vram_conductor.<part>``, or of what is beside it."""
+        inner = self.path.relative_to(ROOT / self.part / "vram_conductor")
+        return ".".join(inner.with_suffix("").parts).removeprefix(f"{self.part}.")
 
     @property
     def docstring(self) -> str:
