@@ -6,6 +6,7 @@ that closes connections or lets nothing pass. What an answer must be, an uncut r
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -205,3 +206,21 @@ def patience(folder: Path, resume_ms: int) -> list[str]:
     config = folder / "broker.toml"
     config.write_text(f"[broker]\nresume_ms = {resume_ms}\n")
     return ["--config", str(config)]
+
+
+def test_a_worker_that_leaves_while_its_network_is_away_says_the_rest_first(
+    short_tmp: Path,
+) -> None:
+    with ExitStack() as stack:
+        wires = Wires(short_tmp, stack)
+        reply = wires.start("leaves")
+        while len(reply.ids) < LENGTH - 60:
+            next(reply)
+        wires.to_worker.go_down()
+        until(lambda: "the work goes on" in wires.worker.log, "the worker notices")
+        parked = len(wires.worker.files())
+        wires.worker.process.send_signal(signal.SIGTERM)
+        until(lambda: len(wires.worker.files()) > parked, "what ran is done, and parked")
+        wires.to_worker.heal()
+        wires.check(reply.result(WAIT_S))
+        assert wires.worker.process.wait(WAIT_S) == 0

@@ -51,7 +51,6 @@ WELCOME_MS = 100
 RECEIVE_MAX = 256
 """Messages read in a row before the other duties get their turn."""
 
-
 Progress = Callable[[], tuple[int, bool]]
 """Asks the engine's step counter and whether it should be counting; called on the IO thread."""
 
@@ -94,8 +93,7 @@ class Link:
         self._asked_engine = self._was_full = self._connected = False
         self._thread = threading.Thread(target=self._run, name="link", daemon=True)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        # Bad endpoints are the caller's to hear about.
-        self._socket: Socket = self._connect()
+        self._socket: Socket = self._connect()  # bad endpoints are the caller's to hear about
 
     def start(self) -> None:
         """Start the IO thread."""
@@ -133,7 +131,7 @@ class Link:
 
     def _run(self) -> None:
         try:
-            while not self._closing.is_set():
+            while not self._closing.is_set() or self._leaves_later():
                 ready = self._wait()
                 now_ns = time.monotonic_ns()
                 self._watch(now_ns)
@@ -160,6 +158,11 @@ class Link:
             self._disconnect()
             self._context.term()
 
+    def _leaves_later(self) -> bool:
+        """Over ipc, who hangs up is dead; a network that was cut may heal in time."""
+        waits = self._endpoint.startswith("tcp:") and bool(self._outgoing or self._backlog)
+        return waits and self._session.may_return(time.monotonic_ns())
+
     def _disconnect(self, linger_ms: int | None = None) -> None:
         self._socket.disable_monitor()
         self._monitor.close(linger=0)
@@ -175,9 +178,6 @@ class Link:
         timeout_ms = (self._session.next_ns(now_ns) - now_ns) // 1_000_000
         self._poller.modify(self._socket, zmq.POLLIN | (zmq.POLLOUT if self._was_full else 0))
         return dict(self._poller.poll(max(0, min(timeout_ms, self._tick_ms))))
-
-    def _wants_ready(self, now_ns: int) -> bool:
-        return self._connected and not self._asked_engine and self._session.ready_due(now_ns)
 
     def _watch(self, now_ns: int) -> None:
         if not self._hang_ms or now_ns < self._watch_ns:
@@ -277,7 +277,7 @@ class Link:
         if self._connected and self._session.resume_due(now_ns):
             # The connection is fresh: it has room.
             send(self._socket, WORKER_TO_BROKER.encode(self._session.resume(now_ns)))
-        if self._wants_ready(now_ns):
+        if self._connected and not self._asked_engine and self._session.ready_due(now_ns):
             self._asked_engine = True
             self._deliver(ReadyWanted())
 

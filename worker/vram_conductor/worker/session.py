@@ -100,6 +100,10 @@ class Session:
         later than we do."""
         return self._held_ns is not None and now_ns >= self._given_up_ns(self._held_ns)
 
+    def may_return(self, now_ns: int) -> bool:
+        """Whether a connection that came now would find the session still held."""
+        return self._held_ns is not None and now_ns < self._held_ns + self.resume_ms * 1_000_000
+
     def _given_up_ns(self, held_ns: int) -> int:
         silence_ms = self._heartbeat_ms * limits.MISSED_HEARTBEATS_MAX
         return held_ns + (self.resume_ms + silence_ms) * 1_000_000
