@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vram_conductor.client.own_catalogue import OwnCatalogue, entry_text, without
+from vram_conductor.client.own_catalogue import OwnCatalogue, entry_text, is_bad, without
 from vram_conductor.protocol.catalogue import (
     CatalogueModel,
     HubFile,
@@ -209,3 +209,37 @@ def test_additions_at_the_same_time_are_all_there(own: OwnCatalogue) -> None:
     for thread in threads:
         thread.join()
     assert sorted(names(own)) == [f"m{index}" for index in range(8)]
+
+
+@given(
+    st.lists(entries(), max_size=3, unique_by=lambda entry: entry.name).filter(
+        lambda models: all(entry.name != "bad" for entry in models)
+    ),
+    st.integers(0, 3),
+    st.sampled_from(['file = "a\\u0000b"', "file = 5", 'colour = "red"', ""]),
+)
+def test_a_bad_entry_can_be_told_and_taken_out(
+    models: list[CatalogueModel], index: int, line: str
+) -> None:
+    texts = list(map(entry_text, models))
+    bad = f'[[model]]\nname = "bad"\n{line}\nsource = {{ kind = "path", path = "a" }}\n'
+    text = "\n".join([*texts[:index], bad, *texts[index:]])
+    with pytest.raises(InvalidArgument):
+        parse_catalogue(text.encode(), "here")
+    assert is_bad(text, "bad", "here")
+    assert not any(is_bad(text, entry.name, "here") for entry in models)
+    assert parse_catalogue(without(text, "bad", "here").encode(), "here").model == models
+
+
+def test_of_two_bad_entries_each_can_be_taken_out(own: OwnCatalogue) -> None:
+    own.put(path_entry("good"))
+    with own.path.open("a") as file:
+        file.write('\n[[model]]\nname = "one"\n\n[[model]]\nname = "two"\n')
+    assert not own.drop_bad("good")
+    assert own.drop_bad("one")
+    assert own.drop_bad("two")
+    assert not own.drop_bad("two")
+    assert names(own) == ["good"]
+    own.path.write_text("[[model]\n")
+    with pytest.raises(InvalidArgument, match="correct that file"):
+        own.drop_bad("one")

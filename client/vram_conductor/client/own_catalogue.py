@@ -8,11 +8,14 @@ import json
 import os
 import re
 import tempfile
+import tomllib
 from collections.abc import Generator
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from vram_conductor.protocol.catalogue import (
-    Catalogue,
     CatalogueModel,
     HubSource,
     PathSource,
@@ -77,19 +80,49 @@ def without(text: str, name: str, origin: str) -> str:
         FailedPrecondition: ``catalogue_by_hand``: it is written in a way that only its author can
             take it out of.
     """
-    before = parse_catalogue(text.encode(), origin)
-    wanted = Catalogue(model=[entry for entry in before.model if entry.name != name])
+    wanted = _parsed(text, origin)
+    wanted["model"] = [entry for entry in _entries(wanted) if entry.get("name") != name]
     begins = [found.start() for found in _HEADER.finditer(text)]
     for begin, end in zip(begins, [*begins[1:], len(text)], strict=False):
         shorter = text[:begin] + _closing_comments(text[begin:end]) + text[end:]
         # A header may also be part of a string: what is left has to say the same of all others.
         with contextlib.suppress(InvalidArgument):
-            if parse_catalogue(shorter.encode(), origin) == wanted:
+            if {"model": [], **_parsed(shorter, origin)} == wanted:
                 return shorter
     raise FailedPrecondition(
         "catalogue_by_hand",
         f"cannot take {name} out of {origin} without touching the rest; edit the file",
     )
+
+
+def is_bad(text: str, name: str, origin: str) -> bool:
+    """Whether the entry of ``name`` is one that no catalogue may have. *Pure.*
+
+    Raises:
+        InvalidArgument: ``bad_catalogue``: it is no TOML.
+    """
+    for entry in _entries(_parsed(text, origin)):
+        if entry.get("name") == name:
+            try:
+                return msgspec.convert(entry, CatalogueModel).problem() is not None
+            except msgspec.ValidationError:
+                return True
+    return False
+
+
+def _parsed(text: str, origin: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidArgument("bad_catalogue", f"{origin}: {error}; correct that file") from None
+
+
+def _entries(parsed: dict[str, Any]) -> list[dict[str, Any]]:
+    """None of a file that has something else there."""
+    try:
+        return msgspec.convert(parsed.get("model", []), list[dict[str, Any]])
+    except msgspec.ValidationError:
+        return []
 
 
 def _closing_comments(block: str) -> str:
@@ -130,6 +163,16 @@ class OwnCatalogue:
             self._write(without(text, name, str(self.path)))
             return True
 
+    def drop_bad(self, name: str) -> bool:
+        """Remove the entry of ``name`` if it is what makes the catalogue a bad one, whatever else
+        does; False: it is not. Raises as :meth:`put`."""
+        with self._locked():
+            text = self._read()
+            if not is_bad(text, name, str(self.path)):
+                return False
+            self._replace(without(text, name, str(self.path)))
+            return True
+
     def _first(self, entry: CatalogueModel) -> str:
         return f"{_BEGIN}\n{entry_text(entry)}"
 
@@ -161,6 +204,9 @@ class OwnCatalogue:
     def _write(self, text: str) -> None:
         """Whole or not at all; never what could not be read again."""
         parse_catalogue(text.encode(), str(self.path))
+        self._replace(text)
+
+    def _replace(self, text: str) -> None:
         target = self.path.resolve()  # a link to it stays one
         try:
             mode = target.stat().st_mode & 0o777 if target.exists() else 0o644

@@ -197,14 +197,18 @@ def parse_catalogue(data: bytes, origin: str) -> Catalogue:
     try:
         catalogue = msgspec.toml.decode(data, type=Catalogue)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise InvalidArgument("bad_catalogue", f"{origin}: {error}") from None
+        raise InvalidArgument("bad_catalogue", f"{origin}: {error}; correct that file") from None
     seen: set[str] = set()
     for entry in catalogue.model:
         problem = entry.problem()
         if problem is None and entry.name in seen:
             problem = "the name is there twice"
         if problem is not None:
-            raise InvalidArgument("bad_catalogue", f"{origin}: model {entry.name!r}: {problem}")
+            raise InvalidArgument(
+                "bad_catalogue",
+                f"{origin}: model {entry.name!r}: {problem}; correct it in that file, or take it "
+                "out of your own: conductor models remove NAME",
+            )
         seen.add(entry.name)
     return catalogue
 
