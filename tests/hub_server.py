@@ -58,6 +58,8 @@ class Repository:
     gguf: dict[str, Any] = field(default_factory=dict[str, Any])
     gated: bool = False
     downloads: int = 10
+    sizes: dict[str, int] = field(default_factory=dict[str, int])
+    """What the hub says of a file's size, where that is not so."""
 
 
 class HubServer:
@@ -175,7 +177,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         value = self._listed(name) | {
             "sha": COMMIT,
             "cardData": repository.card,
-            "siblings": [_sibling(*item) for item in repository.files.items()],
+            "siblings": [
+                _sibling(path, data, repository.sizes.get(path, len(data)))
+                for path, data in repository.files.items()
+            ],
         }
         if repository.gguf:
             value["gguf"] = repository.gguf
@@ -255,9 +260,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.close_connection = True
 
 
-def _sibling(path: str, data: bytes) -> dict[str, Any]:
-    value: dict[str, Any] = {"rfilename": path, "size": len(data), "blobId": "0" * 40}
+def _sibling(path: str, data: bytes, size: int) -> dict[str, Any]:
+    value: dict[str, Any] = {"rfilename": path, "size": size, "blobId": "0" * 40}
     if path.endswith(".gguf"):
         digest = hashlib.sha256(data).hexdigest()
-        value["lfs"] = {"sha256": digest, "size": len(data), "pointerSize": 134}
+        value["lfs"] = {"sha256": digest, "size": size, "pointerSize": 134}
     return value

@@ -258,3 +258,19 @@ def test_wheels_overwrite_no_file_that_is_here(
     assert cli.main(["models", "add", "wheeled", "pypi:tiny-model-0==1.0/tiny/part0"]) != 0
     assert f"{mine} is there already" in capsys.readouterr().err
     assert mine.read_bytes() == b"GGUF and more"
+
+
+def test_a_bad_entry_of_ones_own_is_taken_out(models: Path, tmp_path: Path, capsys: Any) -> None:
+    own = tmp_path / "models.toml"
+    before = own.read_text()
+    own.write_text(before + section("odd").replace("odd.gguf", "a\\u0000b"))
+    assert cli.main(["models", "list"]) == 8
+    err = " ".join(capsys.readouterr().err.split())
+    assert f"{own}: model 'odd'" in err
+    assert "in that file, or take it out of your own: conductor models remove NAME" in err
+    assert cli.main(["models", "remove", "tiny"]) == 8
+    assert "model 'odd'" in capsys.readouterr().err
+    assert cli.main(["models", "remove", "odd"]) == 0
+    assert f"odd: no file deleted, no longer in {own}" in capsys.readouterr().out
+    assert own.read_text().rstrip() == before.rstrip()
+    assert set(listed(capsys)) == {"tiny", "gated", "gone"}

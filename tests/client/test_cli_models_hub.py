@@ -235,3 +235,45 @@ def test_somebody_else_answers(hub: HubServer, capsys: Any) -> None:
     hub.faults["hub"] = [Fault(status=200)]  # a login page, say
     assert cli.main(["models", "search", "tiny"]) != 0
     assert "does not answer as the hub does" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("said", [-5, 0, (1 << 50) + 1, 1 << 62])
+def test_a_size_that_no_file_has_is_unknown(hub: HubServer, capsys: Any, said: int) -> None:
+    hub.repositories[REPO].sizes = dict.fromkeys(
+        ["Tiny-Q4_K_M.gguf", "f16/Tiny-f16-00002-of-00002.gguf"], said
+    )
+    assert cli.main(["models", "search", REPO]) == 0
+    rows = [line.split()[2:] for line in capsys.readouterr().out.splitlines()[2:5]]
+    assert [rows[0], rows[2]] == [["unknown"], ["unknown"]]
+    assert rows[1][1] in ("KiB", "MiB")
+    found = value(capsys, "models", "search", REPO)["models"]
+    assert [model["bytes"] is None for model in found] == [True, False, True]
+    assert cli.main(["models", "add", "tiny", f"hf:{REPO}:Q4_K_M"]) == 4
+    assert "no digest or no size" in capsys.readouterr().err
+
+
+def test_a_file_name_that_is_too_long_is_refused_at_once(
+    hub: HubServer, tmp_path: Path, capsys: Any
+) -> None:
+    files = hub.repositories[REPO].files
+    content = files["Tiny-Q4_K_M.gguf"]
+    for count, code in ((300, 8), (223, 8), (222, 0)):
+        name = f"{'n' * count}-Q4_0.gguf"
+        files[name] = content
+        assert cli.main(["models", "add", "long", f"hf:{REPO}/{name}"]) == code
+        err = capsys.readouterr().err
+        assert ("(bad_model_source)" in err) == bool(code)
+        assert ("232 are the most" in err) == bool(code)
+    assert cli.main(["models", "pull", "long"]) == 0
+    assert (tmp_path / "models" / name).read_bytes() == content
+
+
+def test_a_file_that_is_no_model_is_not_put_in_place(
+    hub: HubServer, tmp_path: Path, capsys: Any
+) -> None:
+    hub.repositories[REPO].files["Page-Q4_K_M.gguf"] = b"<!doctype html>" * 9
+    value(capsys, "models", "add", "page", f"hf:{REPO}/Page-Q4_K_M.gguf")
+    assert cli.main(["models", "pull", "page"]) == 8
+    err = capsys.readouterr().err
+    assert f"{REPO}/Page-Q4_K_M.gguf is no GGUF file: it begins with b'<!do' (bad_model)" in err
+    assert list((tmp_path / "models").iterdir()) == []

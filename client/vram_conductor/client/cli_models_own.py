@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -122,7 +122,10 @@ def _described(entry: CatalogueModel) -> str:
 
 def _remove(args: argparse.Namespace, output: Output) -> int:
     places = configured_places(args.config)
-    catalogue = places.files.load()
+    try:
+        catalogue = places.files.load()
+    except InvalidArgument as error:
+        return _remove_bad(args.name, OwnCatalogue(places.files.own), output, error)
     entries = [find(catalogue, name) for name in args.name]  # all names before the first file
     own = OwnCatalogue(places.files.own)
     values: list[dict[str, object]] = []
@@ -142,6 +145,19 @@ def _remove(args: argparse.Namespace, output: Output) -> int:
             said.append(f"no longer in {own.path}")
         output.text(f"{entry.name}: {', '.join(said)}")
     output.value({"models": values})
+    return 0
+
+
+def _remove_bad(
+    names: Sequence[str], own: OwnCatalogue, output: Output, why: InvalidArgument
+) -> int:
+    """Take out the entries for which nothing of the catalogue can be read; what file such a one
+    means is not known. Raises ``why`` where it is not for these."""
+    for name in names:
+        if not own.drop_bad(name):
+            raise why
+        output.text(f"{name}: no file deleted, no longer in {own.path}")
+    output.value({"models": [{"name": n, "bytes": 0, "entry_removed": True} for n in names]})
     return 0
 
 
@@ -209,6 +225,12 @@ def _show_found(found: Sequence[Found], words: str, output: Output) -> None:
     )
 
 
+def _together(sizes: Iterable[int]) -> int | None:
+    """Bytes of all files; None: the hub does not say them all."""
+    known = list(sizes)
+    return sum(known) if all(known) else None
+
+
 def _show_repo(repo: Repo, output: Output) -> int:
     sizes = {file.path: file.size for file in repo.files}
     models = models_among(list(sizes))
@@ -217,7 +239,7 @@ def _show_repo(repo: Repo, output: Output) -> int:
             "source": f"hf:{repo.name}/{first}",
             "quantisation": quantisation(first),
             "files": len(files),
-            "bytes": sum(sizes[path] for path in files),
+            "bytes": _together(sizes[path] for path in files),
         }
         for first, files in models.items()
     ]
@@ -229,8 +251,9 @@ def _show_repo(repo: Repo, output: Output) -> int:
     output.text(", ".join(said))
     if models:
         rows = [
-            [first, quantisation(first) or "-", size(sum(sizes[path] for path in files))]
+            [first, quantisation(first) or "-", size(n_bytes) if n_bytes else "unknown"]
             for first, files in models.items()
+            for n_bytes in [_together(sizes[path] for path in files)]
         ]
         header = ["file", "quantisation", "size"]
         output.text(table(header, rows, right=(2,), width=output.width, squeeze=(0,)))

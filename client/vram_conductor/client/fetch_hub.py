@@ -16,6 +16,7 @@ from vram_conductor.client.model_files import (
     ModelFile,
     Progress,
     Say,
+    check_magic,
     check_room,
     corrupt,
     model_files,
@@ -23,6 +24,7 @@ from vram_conductor.client.model_files import (
     stamp,
 )
 from vram_conductor.protocol.catalogue import CatalogueModel, HubFile, HubSource
+from vram_conductor.protocol.errors import InvalidArgument
 from vram_conductor.protocol.stamp import read_stamp
 
 
@@ -41,8 +43,9 @@ def fetch_files(
         path: where the first of them goes; the others beside it.
 
     Raises:
-        ResourceExhausted: ``disk_full``; DataLoss: ``model_corrupt``; what
-            ``hub_errors.explained`` says; OSError: of the folder.
+        ResourceExhausted: ``disk_full``; DataLoss: ``model_corrupt``; InvalidArgument:
+            ``bad_model``: the first is no GGUF file; what ``hub_errors.explained`` says; OSError:
+            of the folder.
     """
     wanted = [
         (file, remote)
@@ -54,7 +57,21 @@ def fetch_files(
     hub = Hub()
     for number, (file, remote) in enumerate(wanted, 1):
         say(f"fetching {source.repo}/{remote.path} ({number} of {len(wanted)})")
-        _fetch_file(entry, hub, source, file, remote, say, progress)
+        part = _fetch_file(entry, hub, source, file, remote, say, progress)
+        if file.path == path:
+            _check_begin(part, f"{source.repo}/{remote.path}")
+        stat = part.stat()
+        part.replace(file.path)
+        stamp(file.path, file.sha256, stat)
+
+
+def _check_begin(part: Path, what: str) -> None:
+    """Nothing that is no model takes a model's name, though it be what the hub promised."""
+    try:
+        check_magic(part, what)
+    except InvalidArgument:
+        part.unlink()
+        raise
 
 
 def _fetch_file(
@@ -65,7 +82,8 @@ def _fetch_file(
     remote: HubFile,
     say: Say,
     progress: Progress,
-) -> None:
+) -> Path:
+    """Where the file is now, with the digest that it should have."""
     part = partial(file.path, file.sha256)
     cached = hub.cached(source.repo, source.revision, remote.path)
     if cached is not None and _length(cached) == file.size and not _length(part):
@@ -80,18 +98,15 @@ def _fetch_file(
         Download(hub, source.repo, source.revision, remote, part, say=say, fetched=fetched).run()
         with part.open("rb") as opened:
             os.fsync(opened.fileno())
-        stat = part.stat()
-        digest = sha256(part, stat.st_size, progress)
+        digest = sha256(part, part.stat().st_size, progress)
         if digest == file.sha256:
-            break
+            return part
         part.unlink()
         if not resumed:
             what = f"what came has the sha256 {digest} instead of {file.sha256}"
             raise corrupt(entry, file.path, f"{what}; run it again")
         # The beginning may have been what a crash had left of a file.
         say(f"{file.path.name} is not what the catalogue says: fetching all of it again")
-    part.replace(file.path)
-    stamp(file.path, digest, stat)
 
 
 def _length(path: Path) -> int:

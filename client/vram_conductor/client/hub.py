@@ -29,6 +29,9 @@ TRIES = 5
 UNREACHED_TRIES = 2
 """The same, of a hub that has not said a word yet: most likely there is no network."""
 
+_FILE_BYTES_MAX = 1 << 50
+"""No file is larger than 1 PiB; a hub that says so is wrong."""
+
 _T = TypeVar("_T")
 
 
@@ -67,7 +70,8 @@ class _Model(msgspec.Struct, rename="camel"):
 
 @dataclass(frozen=True)
 class RepoFile:
-    """A file of a repository: ``size`` in bytes; ``sha256`` is empty where the hub names none."""
+    """A file of a repository: ``size`` in bytes, 0 where the hub names none that a file can have;
+    ``sha256`` is empty where it names none."""
 
     path: str
     size: int
@@ -224,7 +228,9 @@ class Hub:
 
 def _file(sibling: _Sibling) -> RepoFile:
     lfs = sibling.lfs or _Lfs()
-    return RepoFile(sibling.rfilename, sibling.size or lfs.size, lfs.sha256)
+    size = sibling.size or lfs.size
+    known = 0 < size <= _FILE_BYTES_MAX
+    return RepoFile(sibling.rfilename, size if known else 0, lfs.sha256)
 
 
 def _licence(card: _Card) -> str:

@@ -9,11 +9,13 @@ from pathlib import Path, PurePosixPath
 
 import msgspec
 
+from vram_conductor.client.fetch_hub import partial
 from vram_conductor.client.fetch_wheels import fetch_wheels
 from vram_conductor.client.hub import Hub, Repo, RepoFile
 from vram_conductor.client.model_files import (
     Progress,
     Say,
+    check_magic,
     here,
     model_files,
     unusable,
@@ -35,7 +37,8 @@ from vram_conductor.protocol.limits import N_CTX_MAX
 from vram_conductor.protocol.split_files import combined_sha256, part_name, part_paths
 from vram_conductor.protocol.stamp import read_stamp
 
-_MAGIC = b"GGUF"
+_NAME_BYTES_MAX = 255
+"""Of a file's name, in the file systems of Linux (NAME_MAX)."""
 
 
 @dataclass(frozen=True)
@@ -90,8 +93,10 @@ class EntryMaker:
             n_ctx=n_ctx,
             source=HubSource(repo=repo.name, revision=repo.revision, files=files),
         )
+        _check_length(partial(Path(plain), digest).name, plain)
         if self._taken(entry):
             owned = f"{repo.name.replace('/', '--')}--{plain}"
+            _check_length(partial(Path(owned), digest).name, owned)
             entry = msgspec.structs.replace(entry, file=owned)
         if repo.gated:
             self.say(f"{repo.name} is gated: accept its terms there before you pull it")
@@ -113,7 +118,7 @@ class EntryMaker:
                 fetch_wheels(draft, source, path, self.say, self.progress)
             except OSError as error:
                 raise unusable(path.parent, error) from None
-        _check_magic(path)
+        check_magic(path, str(path))
         digest = verify(draft, path, rehash=False, progress=self.progress)
         return msgspec.structs.replace(draft, sha256=digest, size=path.stat().st_size)
 
@@ -132,12 +137,25 @@ class EntryMaker:
         )
 
 
+def _check_length(longest: str, file: str) -> None:
+    """Raises InvalidArgument ``bad_model_source``: ``longest``, under which what has come of
+    ``file`` is kept, is no name that a file can have."""
+    over = len(os.fsencode(longest)) - _NAME_BYTES_MAX
+    if over > 0:
+        n_bytes = len(os.fsencode(file))
+        raise InvalidArgument(
+            "bad_model_source",
+            f"the file name {file} has {n_bytes} bytes, {n_bytes - over} are the most; download "
+            "it yourself under a shorter name and add it by its path",
+        )
+
+
 def _hub_file(repo: Repo, file: RepoFile) -> HubFile:
     if not file.sha256 or not file.size:
         raise NotFound(
             "no_such_file",
-            f"the hub names no digest of {repo.name}/{file.path}, so what comes could not be "
-            "verified; download it yourself and add it by its path",
+            f"the hub names no digest or no size of {repo.name}/{file.path}, so what comes could "
+            "not be verified; download it yourself and add it by its path",
             repo=repo.name,
         )
     return HubFile(path=file.path, sha256=file.sha256, size=file.size)
@@ -155,21 +173,8 @@ def _of_path(name: str, text: str) -> CatalogueModel:
             raise NotFound("model_part_missing", f"{file} is missing", path=str(file))
         if not file.is_file():
             raise NotFound("no_such_file", f"there is no file {file}", path=str(file))
-    _check_magic(path)
+    check_magic(path, str(path))
     return CatalogueModel(name=name, file=path.name, source=PathSource(path=str(path)))
-
-
-def _check_magic(path: Path) -> None:
-    """A first look: the worker reads the whole header before it loads anything."""
-    try:
-        with path.open("rb") as opened:
-            magic = opened.read(len(_MAGIC))
-    except OSError as error:
-        raise InvalidArgument("bad_model", f"cannot read {path}: {error.strerror}") from None
-    if magic != _MAGIC:
-        raise InvalidArgument(
-            "bad_model", f"{path} is no GGUF file: it begins with {magic!r}", path=str(path)
-        )
 
 
 def _checked(entry: CatalogueModel) -> CatalogueModel:

@@ -17,11 +17,19 @@ from pathlib import Path
 
 from vram_conductor.client.text import size
 from vram_conductor.protocol.catalogue import CatalogueModel, HubSource, PathSource
-from vram_conductor.protocol.errors import DataLoss, NotFound, ResourceExhausted, Unavailable
+from vram_conductor.protocol.errors import (
+    DataLoss,
+    InvalidArgument,
+    NotFound,
+    ResourceExhausted,
+    Unavailable,
+)
 from vram_conductor.protocol.split_files import combined_sha256, part_paths
 from vram_conductor.protocol.stamp import read_stamp, write_stamp
 
 CHUNK_BYTES = 1 << 20
+
+_MAGIC = b"GGUF"
 
 Say = Callable[[str], None]
 """Told what a user should know while it happens."""
@@ -115,6 +123,26 @@ def sha256(path: Path, total: int, progress: Progress) -> str:
             done += len(chunk)
             progress("verified", done, total)
     return digest.hexdigest()
+
+
+def check_magic(path: Path, what: str) -> None:
+    """A first look: the worker reads the whole header before it loads anything.
+
+    Args:
+        what: how errors call the file.
+
+    Raises:
+        InvalidArgument: ``bad_model``.
+    """
+    try:
+        with path.open("rb") as opened:
+            magic = opened.read(len(_MAGIC))
+    except OSError as error:
+        raise InvalidArgument("bad_model", f"cannot read {what}: {error.strerror}") from None
+    if magic != _MAGIC:
+        raise InvalidArgument(
+            "bad_model", f"{what} is no GGUF file: it begins with {magic!r}", path=str(path)
+        )
 
 
 def corrupt(entry: CatalogueModel, path: Path, what: str) -> DataLoss:

@@ -87,7 +87,8 @@ def pull(
     Raises:
         FailedPrecondition: ``licence_not_accepted``.
         Unavailable: ``download_failed``; ResourceExhausted: ``disk_full``; DataLoss:
-            ``model_corrupt``; and from the hub what ``hub_errors.explained`` says.
+            ``model_corrupt``; and from the hub what ``hub_errors.explained`` says, and
+            InvalidArgument ``bad_model``.
     """
     path = model_path(entry, models_dir, base)
     if here(entry, path) or isinstance(entry.source, PathSource):
