@@ -147,3 +147,19 @@ def test_revoking_says_which_limits_went_with_the_key(
         "limits": {},
         "limits_before": {"kv_bytes": 1 << 30},
     }
+
+
+def test_a_device_that_the_broker_has_not_is_said(
+    folder: KeyFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "c.toml"
+    config.write_text('[[device]]\nid = "cpu"\nkind = "cpu"\ncapacity = "1GiB"\n')
+    worker = ["--role", "worker", "--config", str(config)]
+    assert main(["keys", "new", "one", *worker, "--device", "cpu", "--device", "nope"]) == 0
+    err = capsys.readouterr().err
+    assert "the configuration has no [[device]] nope, only cpu" in err
+    assert "[[device]] cpu" not in err
+    assert main(["keys", "new", "two", *worker]) == 0
+    config.write_text("")
+    assert main(["keys", "new", "three", *worker, "--device", "nope"]) == 0
+    assert "[[device]]" not in capsys.readouterr().err

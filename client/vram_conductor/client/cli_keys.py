@@ -14,7 +14,13 @@ from vram_conductor.client.defaults import find_config
 from vram_conductor.client.output import Output
 from vram_conductor.client.text import size, table
 from vram_conductor.protocol.check import check_name
-from vram_conductor.protocol.config import keys_dir, load_config, overlay, parse_bytes
+from vram_conductor.protocol.config import (
+    Config,
+    keys_dir,
+    load_config,
+    overlay,
+    parse_bytes,
+)
 from vram_conductor.protocol.errors import InvalidArgument
 from vram_conductor.protocol.key_files import KeyFolder, new_pair, save_key
 from vram_conductor.protocol.keys import ROLES, Key, KeyFile, KeyList, Quota, quotas
@@ -80,9 +86,12 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     revoke.set_defaults(run=_revoke)
 
 
+def _config(args: argparse.Namespace) -> Config:
+    return overlay(load_config(find_config(args.config)), os.environ)
+
+
 def _folder(args: argparse.Namespace) -> KeyFolder:
-    config = overlay(load_config(find_config(args.config)), os.environ)
-    return KeyFolder(keys_dir(config.broker))
+    return KeyFolder(keys_dir(_config(args).broker))
 
 
 def _now() -> str:
@@ -127,6 +136,13 @@ def _new(args: argparse.Namespace, output: Output) -> int:
     worker = f"a worker of {', '.join(devices) or 'any device'}"
     whose = worker if key.role == "worker" else f"{principal}, {key.role}"
     output.text(f"{out} is the key of {whose}: bring it to its owner and delete it here")
+    known = [device.id for device in _config(args).device]
+    for device in devices:
+        if known and device not in known:
+            output.news(
+                f"the configuration has no [[device]] {device}, only {', '.join(known)}: the "
+                f"broker refuses a worker of {device} until it has"
+            )
     if first:
         output.text("the broker's first keys: if it runs, start it again, then tcp asks for them")
     return 0
