@@ -15,7 +15,7 @@ from vram_conductor.broker.permissions import check_quota, held_bytes
 from vram_conductor.protocol import limits, resume
 from vram_conductor.protocol import messages as m
 from vram_conductor.protocol.commands import Budget, Estimate, Load, Ready
-from vram_conductor.protocol.errors import Code, OutOfRange, ResourceExhausted
+from vram_conductor.protocol.errors import Code, ConductorError, OutOfRange, ResourceExhausted
 from vram_conductor.protocol.keys import Quota
 
 HELLO = m.Hello(v=(limits.PROTOCOL_MAJOR, limits.PROTOCOL_MINOR))
@@ -272,3 +272,13 @@ def test_never_and_not_now_differ() -> None:
     with pytest.raises(OutOfRange) as never:
         check_quota("alice", "vram_bytes", 0, 3, 2)
     assert not never.value.retryable
+
+
+def test_bytes_are_said_in_units_that_people_read() -> None:
+    with pytest.raises(ConductorError) as caught:
+        check_quota("bob", "vram_bytes", 150 << 20, 100 << 20, 200 << 20)
+    said = "bob may have 200 MiB of vram_bytes, has 150 MiB, and asks for 100 MiB more; "
+    assert caught.value.info.message.startswith(said)
+    assert caught.value.details["limit"] == 200 << 20
+    with pytest.raises(ConductorError, match="bob may have 1024 agents, has 1024, and asks for 1"):
+        check_quota("bob", "agents", 1024, 1, 1024)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from vram_conductor.broker.agents.estimates import Answer, Inquiry
 from vram_conductor.broker.ledger.claims import Claim
 from vram_conductor.broker.ledger.decisions import Admit
+from vram_conductor.broker.ledger.refusal import human_bytes
 from vram_conductor.broker.sessions import Session
 from vram_conductor.broker.state import State
 from vram_conductor.protocol.drain import DrainDevice
@@ -99,13 +100,23 @@ def check_quota(
         ErrorInfo(
             code,
             "quota_exceeded",
-            f"{principal} may have {limit} {field}, has {used}, and asks for {more} more; "
-            f"{_CURES[field]}, or have the quota raised",
+            f"{principal} may have {_said(field, limit)}, has {_amount(field, used)}, and asks "
+            f"for {_amount(field, more)} more; {_CURES[field]}, or have the quota raised",
             retryable=not never,
             retry_after_ms=retry_after_ms or None,
             details={"field": field, "limit": limit, "used": used, "requested": more},
         )
     )
+
+
+def _amount(field: str, value: int) -> str:
+    return human_bytes(value) if field.endswith("_bytes") else str(value)
+
+
+def _said(field: str, limit: int) -> str:
+    """``200 MiB of vram_bytes``, ``4 agents``: the field is named as ``details`` has it."""
+    of = " of" if field.endswith("_bytes") else ""
+    return f"{_amount(field, limit)}{of} {field}"
 
 
 def within_quota(state: State, inquiry: Inquiry, answer: Answer) -> Answer:
