@@ -110,7 +110,9 @@ def test_what_is_sent_and_how_it_ends(broker: ScriptedBroker, capsys: Any) -> No
     assert cli.main(["models", "fit", "some.gguf", *flags]) == 0
     (message,) = broker.of(Fit)
     assert message == Fit(rid=message.rid, model="some.gguf", device="cpu", slots=3)
-    assert "5632" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "5632" in out
+    assert out.endswith(f" --clients {broker.endpoint}\n"), "what is to be typed reaches the same"
     assert cli.main(["models", "fit", "m", "--json", "--clients", broker.endpoint]) == 0
     assert json.loads(capsys.readouterr().out)["rows"][0]["requested_bytes"] == 220 * MIB
     answering(broker, report(row(error=DENY)))

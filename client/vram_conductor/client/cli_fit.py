@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from typing import Any
 
 import msgspec
@@ -70,7 +71,7 @@ def _fit(args: argparse.Namespace, output: Output) -> int:
             report, here = fit_unpulled(source, entry, ask, output), False
             report = msgspec.structs.replace(report, model=args.model)
     output.value(report)
-    output.text(render(report, args.model, output.width))
+    output.text(render(report, args.model, output.width, _as_asked(args)))
     if not here:
         output.text(f"\nfirst: conductor models pull {args.model}")
     return 0 if any(row.n_ctx for row in report.rows) else EXIT_DENIED
@@ -89,8 +90,14 @@ def _on_the_hub(
     return entry, entry.source
 
 
-def render(report: FitReport, model: str, width: int) -> str:
-    """The report for people. ``model``: as it was typed."""
+def _as_asked(args: argparse.Namespace) -> str:
+    """The flags that lead to the same broker, as they were typed."""
+    given = {"--config": args.config, "--clients": args.clients, "--key": args.key}
+    return "".join(f" {flag} {shlex.quote(value)}" for flag, value in given.items() if value)
+
+
+def render(report: FitReport, model: str, width: int, broker: str = "") -> str:
+    """The report for people. ``model``: as it was typed; ``broker``: flags that name it."""
     facts = [report.arch, size(report.file_bytes)] if report.file_bytes else []
     if report.n_ctx_train:
         facts.append(f"trained with n_ctx {report.n_ctx_train}")
@@ -104,7 +111,7 @@ def render(report: FitReport, model: str, width: int) -> str:
             "asks for: what would be promised beyond what is; parked: host memory for its state, "
             "at most. For example:"
         )
-        blocks.append(f"{wrapped(legend, width)}\n  {_command(report, best, model)}")
+        blocks.append(f"{wrapped(legend, width)}\n  {_command(report, best, model)}{broker}")
     return "\n\n".join(blocks)
 
 
