@@ -453,6 +453,50 @@ def test_estimates_of_many_returning_agents_are_asked_a_few_at_a_time() -> None:
     for answered in range(10):
         # Each has its own time: all of them together take longer than one may.
         late.advance(7_000)
+def test_agent_whose_file_was_missing_comes_back_when_it_is_used() -> None:
+    bench, worker, client = setup("coder", "writer")
+    run_once(worker, client)
+    tokens = bench.core.report(bench.now_ns).agents[0].conversations[0].tokens
+    bench.kill(worker)
+    new = bench.worker(epoch=2, ready=False)
+    new.auto -= {c.Load, c.Estimate}
+    new.ready()
+    for load in list(new.held):
+        new.fail(load, Code.NOT_FOUND, "model_missing")
+    assert agent(bench).state == "suspended"
+    assert client.error(client.decode("coder")).reason == "model_missing"
+    assert not new.all(c.Estimate), "not tried over and over"
+    bench.advance(3_000)
+    assert not new.all(c.Estimate), "nor as long as nobody wants it"
+    first, behind = client.decode("coder"), client.decode("coder", conversation="side")
+    assert agent(bench).state == "loading"
+    assert client.silent(first)
+    new.fail(new.waiting(c.Estimate), Code.NOT_FOUND, "model_missing", "still not here")
+    assert [client.error(rid).message for rid in (first, behind)] == ["still not here"] * 2
+    assert len(new.all(c.Estimate)) == 1
+    bench.advance(3_000)
+    new.auto |= {c.Load, c.Estimate}
+    run_once(new, client)
+    status = agent(bench)
+    assert (status.state, status.reason) == ("ready", None)
+    assert status.conversations[0].tokens > tokens, "its conversation goes on"
+    assert agent(bench, "writer").state == "suspended"
+
+
+def test_what_would_be_refused_anyway_tries_no_agent_again() -> None:
+    bench, worker, client = setup()
+    bench.kill(worker)
+    new = bench.worker(epoch=2, ready=False)
+    new.auto -= {c.Load}
+    new.ready()
+    new.fail(new.waiting(c.Load), Code.INTERNAL, "load_failed")
+    bench.advance(3_000)
+    assert client.error(client.decode("coder", conversation="no/name")).reason != "load_failed"
+    assert agent(bench).state == "suspended"
+    bench.kill(new)
+    assert client.error(client.decode("coder")).reason == "load_failed"
+
+
         worker.answer(worker.held[0])
         assert len(worker.all(c.Estimate)) == min(10, 5 + answered)
     assert {agent(late, name).state for name in names} == {"ready"}

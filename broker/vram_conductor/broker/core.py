@@ -88,12 +88,12 @@ class Core:
         self._ending = Ending(state, delivery)
         attempts = Attempts(state, commander, delivery, self._ending)
         self._dispatcher = Dispatcher(state, commander, attempts, self._ending)
-        self._jobs = JobDesk(state, delivery, attempts)
         asking = self._asking = Asking(state, commander)
         estimates, loading = Estimates(state, asking), Loading(state, commander)
         self._reload = Reload(
             state, commander, estimates, loading, self._agent_suspended, self._agent_returned
         )
+        self._jobs = JobDesk(state, delivery, attempts, self._reload)
         self._removal = Removal(state, loading, self._reload, attempts)
         agents = self._agents = AgentDesk(
             state, commander, asking, estimates, loading, self._reload, self._removal

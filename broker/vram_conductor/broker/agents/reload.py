@@ -2,7 +2,8 @@
 
 An agent whose bytes are still promised is simply loaded again. One that came from the journal
 asks like a new one; if it does not fit any more it stays registered, suspended with the reason,
-and is tried again when bytes become free.
+and is tried again when bytes become free. One that is suspended for another reason (its file was
+missing) is tried again when it is used: what kept it may have passed.
 """
 
 from __future__ import annotations
@@ -15,6 +16,11 @@ import msgspec
 from vram_conductor.broker.agents.estimates import Answer, Estimates, Inquiry
 from vram_conductor.broker.agents.loading import Loading
 from vram_conductor.broker.agents.lobby import Who, check_waiters
+from vram_conductor.broker.agents.model_change import (
+    MODEL_CHANGED,
+    has_transcripts,
+    model_changed,
+)
 from vram_conductor.broker.journal.records import AgentRegistered
 from vram_conductor.broker.ledger import refusal
 from vram_conductor.broker.ledger.admission import Refusal
@@ -25,11 +31,12 @@ from vram_conductor.broker.state import State
 from vram_conductor.broker.workers.commanding import Commander
 from vram_conductor.broker.workers.devices import Device
 from vram_conductor.protocol.commands import Loaded
-from vram_conductor.protocol.errors import Code, ConductorError, ErrorInfo
+from vram_conductor.protocol.errors import ConductorError, ErrorInfo
 from vram_conductor.protocol.messages import Progress
 from vram_conductor.protocol.values import AgentKey, ModelInfo, PoolShape
 
-MODEL_CHANGED = "model_changed"
+AGAIN_NS = 2_000_000_000
+"""A suspended agent that is used is tried again, but not more often than this."""
 
 
 @dataclass(slots=True)
@@ -70,6 +77,7 @@ class Reload:
         self._returned = returned
         self._returns: dict[AgentKey, Return] = {}
         self._denied: dict[AgentKey, Claim] = {}
+        self._failed_ns: dict[AgentKey, int] = {}
 
     def __contains__(self, key: AgentKey) -> bool:
         return key in self._returns
@@ -101,6 +109,13 @@ class Reload:
             answer = device.ledger.decide(claim, self._state.now_ns, returning=True)
             if not isinstance(answer, Deny):
                 self.begin(agent)
+
+    def may_try(self, agent: Agent) -> bool:
+        """Whether a suspended agent that is used is worth another try. Of one that was denied, the
+        ledger tells by itself when it fits."""
+        due_ns = self._failed_ns.get(agent.key, 0) + AGAIN_NS
+        ready = self._state.devices[agent.device].ready
+        return ready and agent.key not in self._denied and self._state.now_ns >= due_ns
 
     def reconsider(self, agent: Agent) -> None:
         """A conversation was reset: where its tokens were all that kept the agent from going on
@@ -138,6 +153,7 @@ class Reload:
         device = self._state.devices[agent.device]
         back = self._returns[agent.key] = Return(agent, [who] if who is not None else [])
         self._denied.pop(agent.key, None)
+        self._failed_ns.pop(agent.key, None)
         agent.state, agent.reason = "loading", None
         if agent.key in device.ledger:
             self._load(back, device, agent.model)
@@ -154,6 +170,7 @@ class Reload:
     def cancel(self, agent: Agent, error: ErrorInfo) -> None:
         """The agent is being removed. Its bytes are released by the caller."""
         self._denied.pop(agent.key, None)
+        self._failed_ns.pop(agent.key, None)
         back = self._returns.pop(agent.key, None)
         if back is None:
             return
@@ -270,31 +287,6 @@ class Reload:
             agent.state = "waiting"
         else:
             agent.state, agent.reason = "suspended", error
+            self._failed_ns[agent.key] = self._state.now_ns
             self._suspended(agent, error)
         self._returned(agent, error, back.waiters)
-
-
-def has_transcripts(agent: Agent) -> bool:
-    """Whether any conversation has tokens."""
-    return any(item.transcript for item in agent.conversations.values())
-
-
-def model_changed(agent: Agent, now: ModelInfo) -> ErrorInfo | None:
-    """Whether the file is another one than that which the agent's transcripts were made with:
-    by its content where both digests are known, else by what else is known of it."""
-    old = agent.model
-    if old.digest is not None and now.digest is not None:
-        same = old.digest == now.digest
-    else:
-        known = (old.arch, old.n_vocab, old.file_bytes)
-        same = known == (now.arch, now.n_vocab, now.file_bytes)
-    if same or not has_transcripts(agent):
-        return None
-    return ErrorInfo(
-        Code.FAILED_PRECONDITION,
-        MODEL_CHANGED,
-        f"{now.name!r} is another file now than when agent {agent.key.agent!r} was registered; "
-        "its conversations cannot go on: put the old file back, or reset them all, or "
-        "unregister the agent and register it again",
-        details={"arch": [old.arch, now.arch], "file_bytes": [old.file_bytes, now.file_bytes]},
-    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from vram_conductor.broker.agents.reload import Reload
 from vram_conductor.broker.conversations.opening import open_at
 from vram_conductor.broker.errors import (
     cancelled_error,
@@ -45,10 +46,13 @@ _RUN_EXTRA_BYTES = 16 * 1024
 class JobDesk:
     """Accepts jobs and answers for them until they are forgotten."""
 
-    def __init__(self, state: State, delivery: Delivery, attempts: Attempts) -> None:
+    def __init__(
+        self, state: State, delivery: Delivery, attempts: Attempts, reload: Reload
+    ) -> None:
         self._state = state
         self._delivery = delivery
         self._attempts = attempts
+        self._reload = reload
 
     def decode(self, session: Session, message: Decode) -> None:
         """Queue a job, or re-attach to it if it is here already.
@@ -79,6 +83,8 @@ class JobDesk:
             conversation,
             self._new_job(agent, conversation, message, size_bytes, digest),
         )
+        if agent.state == "suspended":
+            self._reload.begin(agent)  # the job waits for it; it ends with what comes of that
 
     def _new_job(
         self,
@@ -214,12 +220,13 @@ class JobDesk:
     def _check_agent(self, agent: Agent) -> Device:
         """The agent's device, if jobs can be accepted for it.
 
-        Raises Unavailable ``draining``, ``no_worker``, or why the agent is suspended.
+        Raises Unavailable ``draining``, ``no_worker``, or why the agent is suspended where
+        another try is not due.
         """
         state = self._state
         if state.draining:
             raise error_from_info(draining_error())
-        if agent.state == "suspended" and agent.reason is not None:
+        if agent.reason is not None and not self._reload.may_try(agent):
             raise error_from_info(agent.reason)
         device = state.devices[agent.device]
         if device.link is None and state.now_ns >= device.patient_until_ns:
