@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from scripted_broker import ScriptedBroker
 from tiny_wheels import CONTENT, entry, publish, use_only
 
 from vram_conductor.client import cli
+from vram_conductor.protocol.status import AgentStatus
 
 
 def section(name: str, *lines: str, package: str = "tiny-model-0") -> str:
@@ -152,6 +154,7 @@ def test_add_a_file_that_is_here(own: Path, tmp_path: Path, capsys: Any) -> None
     assert first["source"] == {"kind": "path", "path": str(path)}
     path.write_bytes(b"GGUF, another one")
     assert cli.main(["models", "verify", "mine"]) == 0, "it is the user's file"
+    assert capsys.readouterr().out.startswith("mine: no digest to compare with, sha256 ")
     path.rename(tmp_path / "elsewhere")
     for verb in ("verify", "pull"):
         capsys.readouterr()
@@ -247,6 +250,46 @@ def test_remove_takes_the_files_and_leaves_the_packaged_name(models: Path, capsy
     assert (models / "tiny.gguf").exists(), "all names are checked before the first file"
     assert cli.main(["models", "remove", "tiny"]) == 0
     assert list(models.iterdir()) == []
+
+
+def agent(name: str, model: str) -> AgentStatus:
+    return AgentStatus(
+        principal="local",
+        agent=name,
+        model=model,
+        model_id="m",
+        device="cpu",
+        state="ready",
+        n_ctx=512,
+    )
+
+
+def test_remove_says_which_agents_use_the_model(
+    own: Path,
+    models: Path,
+    tmp_path: Path,
+    broker: ScriptedBroker,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Any,
+) -> None:
+    monkeypatch.setenv("VRAM_CONDUCTOR_CLIENTS", broker.endpoint)
+    path = gguf(tmp_path / "mine.gguf")
+    assert cli.main(["models", "add", "mine", str(path)]) == 0
+    for name, model in (("coder", "mine"), ("other", "tiny"), ("writer", str(path))):
+        broker.agents[name] = agent(name, model)
+    capsys.readouterr()
+    assert cli.main(["models", "remove", "mine", "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["models"][0]["used_by"] == ["coder", "writer"]
+    assert err == (
+        "warning: mine is used by coder, writer: they go on until their worker starts anew, and "
+        "then need it back (conductor models add mine)\n"
+    )
+    broker.mute = True
+    assert cli.main(["models", "add", "mine", str(path)]) == 0
+    capsys.readouterr()
+    assert cli.main(["models", "remove", "mine"]) == 0, "a broker that does not answer is no matter"
+    assert capsys.readouterr().err == ""
 
 
 def test_wheels_overwrite_no_file_that_is_here(

@@ -231,6 +231,23 @@ def test_without_a_network_the_catalogue_is_still_searched(hub: HubServer, capsy
     assert "(hub_unavailable)" in err
 
 
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        (["qwen2", "instruct"], ["qwen2-0.5b"]),
+        (["QWEN2 Instruct"], ["qwen2-0.5b"]),
+        (["qwen2-0_5b-instruct-q4_k_m.gguf"], ["qwen2-0.5b"]),
+        (["bartowski", "llama"], ["llama3.2-1b"]),
+        (["qwen2", "zebra"], []),
+    ],
+)
+def test_every_word_may_be_in_the_name_the_file_or_the_repository(
+    hub: HubServer, capsys: Any, words: list[str], found: list[str]
+) -> None:
+    catalogue = value(capsys, "models", "search", *words)["catalogue"]
+    assert [entry["name"] for entry in catalogue] == found
+
+
 def test_somebody_else_answers(hub: HubServer, capsys: Any) -> None:
     hub.faults["hub"] = [Fault(status=200)]  # a login page, say
     assert cli.main(["models", "search", "tiny"]) != 0

@@ -149,14 +149,15 @@ def add_sampling(command: argparse.ArgumentParser) -> None:
         group.add_argument("--" + name.replace("_", "-"), type=kind, metavar=metavar, help=text)
 
 
-def connect(args: argparse.Namespace) -> Conductor:
-    """A connection to the broker that the flags, the environment or the configuration name."""
+def connect(args: argparse.Namespace, **patience_s: float) -> Conductor:
+    """A connection to the broker that the flags, the environment or the configuration name.
+    ``patience_s``: timeouts of :class:`Conductor`."""
     endpoint, key = args.clients, args.key
     if args.config:
         config = overlay(load_config(find_config(args.config)), os.environ)
         endpoint = endpoint or client_endpoint(config.broker)
         key = key or config.client.key
-    return Conductor(endpoint, key=key, client="conductor")
+    return Conductor(endpoint, key=key, client="conductor", **patience_s)
 
 
 def given(args: argparse.Namespace, names: list[str]) -> dict[str, Any]:

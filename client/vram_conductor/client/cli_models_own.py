@@ -13,6 +13,7 @@ from vram_conductor.client.model_entry import EntryMaker
 from vram_conductor.client.model_files import here, model_files, unusable
 from vram_conductor.client.model_places import ModelPlaces, configured_places
 from vram_conductor.client.model_source import models_among, quantisation
+from vram_conductor.client.model_users import registered, users, warning
 from vram_conductor.client.output import Output
 from vram_conductor.client.own_catalogue import OwnCatalogue
 from vram_conductor.client.pull import find
@@ -61,16 +62,18 @@ def add(verbs: Any, common: argparse.ArgumentParser) -> None:
         parents=[common],
         help="delete models' files, and your own entries of them",
         description="Deletes the files of models that were pulled, and takes your own entries out "
-        "of the catalogue. Files that were added by their path stay.",
+        "of the catalogue. Files that were added by their path stay. Agents of a running broker "
+        "that use one are named.",
     )
     gone.add_argument("name", metavar="NAME", nargs="+")
-    gone.set_defaults(run=_remove)
+    gone.set_defaults(run=_remove, clients=None, key=None)
     look = verbs.add_parser(
         "search",
         parents=[common],
         help="look for models in the catalogue and on the Hugging Face hub",
-        description="Looks for WORDS in the names of the catalogue and of the hub's repositories "
-        "with GGUF files; OWNER/REPO lists the models in a repository.",
+        description="Looks for WORDS in what the catalogue has (name, file, repository, licence) "
+        "and in the names of the hub's repositories with GGUF files; OWNER/REPO lists the models "
+        "in a repository.",
     )
     look.add_argument("words", metavar="WORDS", nargs="+")
     look.add_argument(
@@ -128,8 +131,10 @@ def _remove(args: argparse.Namespace, output: Output) -> int:
         return _remove_bad(args.name, OwnCatalogue(places.files.own), output, error)
     entries = [find(catalogue, name) for name in args.name]  # all names before the first file
     own = OwnCatalogue(places.files.own)
+    agents = registered(args)
     values: list[dict[str, object]] = []
     for entry in entries:
+        used_by = users(agents, entry, places)
         shared = [
             other.name
             for other in catalogue.model
@@ -137,13 +142,22 @@ def _remove(args: argparse.Namespace, output: Output) -> int:
         ]
         n_bytes = 0 if shared else _delete(entry, places)
         dropped = own.drop(entry.name)
-        values.append({"name": entry.name, "bytes": n_bytes, "entry_removed": dropped})
+        values.append(
+            {
+                "name": entry.name,
+                "bytes": n_bytes,
+                "entry_removed": dropped,
+                "used_by": used_by,
+            }
+        )
         said = [f"{size(n_bytes)} deleted" if n_bytes else "no file deleted"]
         if shared:
             said.append(f"{shared[0]} has the same file")
         if dropped:
             said.append(f"no longer in {own.path}")
         output.text(f"{entry.name}: {', '.join(said)}")
+        if used_by and (n_bytes or dropped):
+            output.news(warning(entry.name, used_by, pulled=not dropped))
     output.value({"models": values})
     return 0
 
@@ -198,7 +212,7 @@ def _search(args: argparse.Namespace, output: Output) -> int:
     known = [
         entry
         for entry in configured_places(args.config).files.load().model
-        if all(word.lower() in entry.name.lower() for word in args.words)
+        if all(word.lower() in _searched(entry) for word in words.split())
     ]
     for entry in known:
         output.text(f"in the catalogue: {entry.name} ({_described(entry)})")
@@ -207,6 +221,12 @@ def _search(args: argparse.Namespace, output: Output) -> int:
     output.value({"catalogue": known, "hub": found})
     _show_found(found, words, output)
     return 0
+
+
+def _searched(entry: CatalogueModel) -> str:
+    """What a word may be found in."""
+    repo = entry.source.repo if isinstance(entry.source, HubSource) else ""
+    return f"{entry.name} {entry.file} {repo} {entry.licence}".lower()
 
 
 def _show_found(found: Sequence[Found], words: str, output: Output) -> None:
