@@ -44,7 +44,7 @@ class Client:
         sys.exit("no answer: is the broker running?")
 
 
-client = Client(sys.argv[1])
+client = Client(sys.argv[1]) if "://" in "".join(sys.argv[1:2]) else sys.exit(__doc__)
 client.send("HELLO", v=[1, 0], client="minimal")
 next(message for message in client.answers() if message["t"] == "WELCOME")
 model = sys.argv[2] if len(sys.argv) > 2 else "smollm2-135m"

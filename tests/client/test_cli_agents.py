@@ -15,6 +15,7 @@ from terminal import Terminal
 from vram_conductor.client import cli, cli_agents
 from vram_conductor.client.requests import SamplingOptions
 from vram_conductor.protocol import messages as wire
+from vram_conductor.protocol.conversations import History, HistoryPage, Turn
 from vram_conductor.protocol.errors import Code, ErrorInfo
 from vram_conductor.protocol.status import AgentStatus, StatusReport
 from vram_conductor.protocol.values import Sampling
@@ -282,3 +283,39 @@ def test_watch_without_a_terminal_is_one_value_a_line(broker: ScriptedBroker) ->
     assert done.returncode == 9
     values = [json.loads(line) for line in done.stdout.splitlines()[:3]]
     assert [value["version"] for value in values] == ["scripted"] * 3
+
+
+def test_a_talk_in_json_has_one_value_per_line_errors_too(broker: ScriptedBroker) -> None:
+    said = HistoryPage(
+        conversation="main", version=1, tokens=3, turns_total=1, turns=[Turn(role="user", text="a")]
+    )
+    broker.on[History] = lambda peer, message: peer.send(
+        wire.Ok(rid=message.rid, body=msgspec.to_builtins(said))
+    )
+    done = subprocess.run(
+        [*CONDUCTOR, "chat", "coder", "--json", "--clients", broker.endpoint],
+        input="hello\n/history\n/nosuch\n",
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 8, done.stderr
+    values = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [next(iter(value)) for value in values] == ["text", "turns", "error"]
+    assert values[-1]["error"]["reason"] == "bad_value"
+
+
+def test_a_watch_that_ends_with_an_error_has_it_on_a_line(broker: ScriptedBroker) -> None:
+    broker.on[wire.Status] = lambda peer, message: peer.fail(
+        message.rid, ErrorInfo(Code.PERMISSION_DENIED, "role_denied", "not yours")
+    )
+    done = subprocess.run(
+        [*CONDUCTOR, "status", "--json", "--watch", "0.1", "--clients", broker.endpoint],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    (line,) = done.stdout.splitlines()
+    assert json.loads(line)["error"]["reason"] == "role_denied"

@@ -8,6 +8,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
 import zmq
 
 from vram_conductor.protocol import sockets
@@ -118,6 +119,14 @@ def test_an_error_is_its_message_and_exit_code_1(short_tmp: Path) -> None:
         done = run(endpoint, "another-model")
     assert done.returncode == 1
     assert done.stderr == "no_such_model: pull it first\n"
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"]])
+def test_without_an_endpoint_it_says_how_it_is_called(arguments: list[str]) -> None:
+    done = run(*arguments)
+    assert done.returncode == 1
+    assert "python examples/minimal_client.py ENDPOINT [MODEL]" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_it_is_small_and_needs_pyzmq_and_msgpack_only() -> None:

@@ -150,7 +150,7 @@ class Chat:
             self._told(result)
 
     def _told(self, result: Result) -> None:
-        self._output.value(result, indent=0)
+        self._output.value(result)
         if self._options.receipt:
             self._output.news(receipt(result.usage))
 
@@ -199,7 +199,7 @@ class Chat:
             self._print(before.turns, before.turns_total - len(before.turns))
 
     def _print(self, turns: Sequence[Turn], forgotten: int) -> None:
-        self._output.value({"turns": list(turns)}, indent=0)
+        self._output.value({"turns": list(turns)})
         self._output.text(render_turns(turns, forgotten=forgotten))
 
     def _reset(self, rest: str) -> None:

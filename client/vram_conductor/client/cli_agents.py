@@ -166,6 +166,7 @@ def given(args: argparse.Namespace, names: list[str]) -> dict[str, Any]:
 
 
 def _status(args: argparse.Namespace, output: Output) -> int:
+    output.one_line = args.watch is not None
     with connect(args) as conductor:
         while True:
             report = conductor.status()
@@ -173,7 +174,7 @@ def _status(args: argparse.Namespace, output: Output) -> int:
                 output.value(report)
                 output.text(render(report, output.width))
                 return 0
-            output.value(report, indent=0)
+            output.value(report)
             output.draw(render(report, output.width))
             time.sleep(max(WATCH_MIN_S, args.watch))
 

@@ -77,6 +77,7 @@ def _add_chat(commands: Any, talk: argparse.ArgumentParser) -> None:
 
 
 def _chat(args: argparse.Namespace, output: Output) -> int:
+    output.one_line = True
     if args.raw and args.system:
         raise InvalidArgument("bad_flags", "--system needs the chat template: leave out --raw")
     decode: DecodeOptions = {"stop": args.stop}

@@ -28,10 +28,12 @@ class Output:
 
     Attributes:
         width, height: of the terminal, or 100 x 24.
+        one_line: several values may follow one another: each takes one line, errors too.
     """
 
     def __init__(self, *, json: bool) -> None:
         self.json = json
+        self.one_line = False
         self.width: int
         self.height: int
         self.width, self.height = shutil.get_terminal_size((100, 24))
@@ -42,13 +44,13 @@ class Output:
             with contextlib.suppress(AttributeError, ValueError):
                 cast(TextIOWrapper, stream).reconfigure(errors="replace")
 
-    def value(self, value: Any, *, indent: int = 2) -> None:
-        """A result for programs (written only with ``--json``); ``indent`` 0: on one line."""
+    def value(self, value: Any) -> None:
+        """A result for programs (written only with ``--json``)."""
         if self.json:
             data = msgspec.json.encode(_whole(value))
-            text = msgspec.json.format(data, indent=indent).decode() if indent else data.decode()
+            text = data if self.one_line else msgspec.json.format(data, indent=2)
             with self._live.lock:
-                sys.stdout.write(text + "\n")
+                sys.stdout.write(text.decode() + "\n")
                 sys.stdout.flush()
 
     def text(self, text: str, end: str = "\n") -> None:
