@@ -914,3 +914,28 @@ def test_finished_results_are_kept_within_bounds(monkeypatch: pytest.MonkeyPatch
     assert other.error(rids[0]).reason == "unknown_rid"
     other.done(rids[1])
     other.done(rids[2])
+
+
+# --- cut off ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("said", [0, 2])
+@pytest.mark.parametrize("end", ["the worker's answer", "the deadline", "the worker's death"])
+def test_a_job_that_the_brokers_end_cuts_off_says_what_is_kept(said: int, end: str) -> None:
+    bench, worker, client = setup()
+    rid = client.decode("coder")
+    worker.start(worker.job("coder"), [1])
+    for number in range(said):
+        worker.tokens(worker.job("coder"), "a", [10 + number])
+    bench.shut_down(1_000)
+    if end == "the worker's answer":
+        worker.done(worker.job("coder"), "cancelled")
+    elif end == "the deadline":
+        bench.advance(5_500)
+    else:
+        bench.kill(worker)
+    error = client.error(rid)
+    assert (error.reason, error.retryable) == ("draining", True)
+    assert ("send the request again" in error.message) == (not said)
+    assert ("2 tokens stay in the conversation" in error.message) == bool(said)
+    assert error.details == ({"generated_tokens": said} if said else {})

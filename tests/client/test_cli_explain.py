@@ -15,7 +15,7 @@ import pytest
 from vram_conductor.client import chat, cli
 from vram_conductor.client.complaint import explain
 from vram_conductor.client.output import Output
-from vram_conductor.protocol.errors import LedgerDeny, OutOfRange, ResourceExhausted
+from vram_conductor.protocol.errors import LedgerDeny, OutOfRange, ResourceExhausted, Unavailable
 from vram_conductor.protocol.reasons import reasons
 
 WIDTH = 80
@@ -45,6 +45,16 @@ def test_a_whole_line_will_do(capsys: Any) -> None:
     for words in ([line], line.split()):
         status, out, _ = run(capsys, *words)
         assert (status, out.splitlines()[0]) == (0, "version_mismatch (ABORTED)")
+
+
+def test_a_receipts_word_is_known_too(capsys: Any) -> None:
+    status, out, _ = run(capsys, "[prompt 9 (2 re-used); re-prefilled 7: other_build; seed 1]")
+    assert (status, out.splitlines()[0]) == (0, "other_build (in receipts)")
+    assert "what to do:" in out
+    assert "may succeed later" not in out
+    names = [line for line in run(capsys, "not_copied: arena_full")[1].splitlines() if "(" in line]
+    assert names[0] == "not_copied (in receipts)"
+    assert "arena_full (RESOURCE_EXHAUSTED)" in names
 
 
 def test_nothing_of_that_name(capsys: Any) -> None:
@@ -123,6 +133,23 @@ def test_a_hint_names_the_agent_that_was_meant() -> None:
         "forget the conversation: conductor reset coder --conversation x"
     )
     assert explain(error, "chat", "coder")[1] == "/reset forgets the conversation"
+
+
+@pytest.mark.parametrize("reason", ["draining", "worker_left", "worker_lost"])
+def test_what_was_half_said_is_continued_and_not_sent_again(reason: str) -> None:
+    cut = Unavailable(reason, "cut", retryable=True, retry_after_ms=2_000, generated_tokens=3)
+    assert explain(cut, "decode", "coder --conversation x") == [
+        f"cut ({reason})",
+        "the answer so far is kept: conductor history coder --conversation x; continue it: "
+        'conductor decode coder --conversation x "Go on."',
+    ]
+    (_, hint) = explain(cut, "chat")
+    assert "go on" in hint
+    assert "conductor decode" not in hint
+    unsaid: list[dict[str, Any]] = [{}, {"generated_tokens": 0}, {"generated_tokens": "many"}]
+    for details in unsaid:
+        lost = Unavailable(reason, "lost", retryable=True, retry_after_ms=2_000, **details)
+        assert explain(lost, "decode", "coder") == [f"lost ({reason})", "try again in 2.00 s"]
 
 
 # --- help -----------------------------------------------------------------------------------------

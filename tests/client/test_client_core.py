@@ -21,7 +21,7 @@ from vram_conductor.client.effects import (
     Queued,
     Warn,
 )
-from vram_conductor.client.session import MS, Phase, Timing
+from vram_conductor.client.session import MS, Phase, Session, Timing
 from vram_conductor.protocol import messages as wire
 from vram_conductor.protocol.base import Base
 from vram_conductor.protocol.errors import (
@@ -144,6 +144,20 @@ def test_dial_sends_hello_on_a_fresh_socket() -> None:
     assert it.core.dial(it.now_ns) == []
     assert it.welcome() == [Opened("s", 1)]
     assert it.core.phase is Phase.OPEN
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "says", "never"),
+    [
+        ("ipc:///run/x/clients.sock", "`conductor up`", "systemctl"),
+        ("tcp://gpu.example:5701", "on its host (`systemctl status", "conductor up"),
+    ],
+)
+def test_who_reaches_nobody_is_sent_to_the_right_host(endpoint: str, says: str, never: str) -> None:
+    message = Session(endpoint, "test", Timing()).no_broker().info.message
+    assert endpoint in message
+    assert says in message
+    assert never not in message
 
 
 def test_nobody_answers_within_the_deadline() -> None:

@@ -10,9 +10,10 @@ from typing import cast
 
 import pytest
 
+from vram_conductor.broker.ledger.decisions import DenyCode
 from vram_conductor.client import cli
 from vram_conductor.protocol import reasons_page
-from vram_conductor.protocol.errors import Code
+from vram_conductor.protocol.errors import LEDGER_DENY, Code
 from vram_conductor.protocol.reasons import codes, has_more, mentioned, near, parse, reasons
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -42,6 +43,39 @@ def test_a_table_is_read_as_it_is_written() -> None:
 def test_every_reason_says_what_to_do() -> None:
     lacking = [name for name, reason in reasons().items() if not reason.steps]
     assert not lacking, f"add to protocol/vram_conductor/protocol/advice.toml: {lacking}"
+
+
+def test_every_word_of_a_receipt_is_known() -> None:
+    """Those that the worker gives, and the broker's own."""
+    pattern = re.compile(r'"((?:state|rollback|not|other|kv)_[a-z]+)(?:"|: )')
+    files = [
+        *(
+            ROOT / "worker/vram_conductor/worker" / f"{name}.py"
+            for name in ("parking", "seating", "adoption", "copying")
+        ),
+        ROOT / "broker/vram_conductor/broker/jobs/ending.py",
+    ]
+    used = {word for file in files for word in pattern.findall(file.read_text("utf-8"))}
+    used -= {"state_in", "state_out"}  # of MoveRate
+    assert {"state_missing", "not_parked", "other_build", "kv_quota"} <= used
+    assert used <= reasons().keys(), "add them to SPEC.md, Words of receipts, and to advice.toml"
+    words = {name for name, reason in reasons().items() if not reason.codes}
+    assert words <= used, "nothing says these any more"
+
+
+def test_every_code_of_a_refusal_is_advised() -> None:
+    steps = " ".join(reasons()[LEDGER_DENY].steps)
+    assert [code for code in DenyCode if f"code={code}" not in steps] == []
+
+
+def test_advice_is_not_to_send_again_what_was_half_answered() -> None:
+    for name in ("draining", "worker_left", "worker_lost"):
+        steps = reasons()[name].steps
+        kept = [step for step in steps if "conductor history AGENT" in step]
+        assert len(kept) == 1
+        assert '`conductor decode AGENT "Go on."`' in kept[0]
+        again = [step for step in steps if re.search("send it again", step, re.IGNORECASE)]
+        assert all(step.startswith("Nothing was said?") for step in again)
 
 
 def test_nothing_is_advised_for_what_does_not_exist() -> None:

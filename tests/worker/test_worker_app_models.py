@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vram_conductor.protocol.catalogue import Catalogue, CatalogueModel, PathSource
+from vram_conductor.protocol.catalogue_files import CatalogueFiles
 from vram_conductor.protocol.commands import Estimate, Estimated, Failed
+from vram_conductor.protocol.config import WorkerConfig
 from vram_conductor.protocol.errors import (
     Code,
     ConductorError,
@@ -26,6 +29,7 @@ from vram_conductor.protocol.errors import (
 from vram_conductor.protocol.stamp import read_stamp, stamp_path
 from vram_conductor.protocol.values import ModelInfo, PoolShape
 from vram_conductor.worker import engine as contract
+from vram_conductor.worker.app import open_resolver
 from vram_conductor.worker.arena_format import HEADER_BYTES, parked_bytes
 from vram_conductor.worker.digest import Digester
 from vram_conductor.worker.estimating import Estimating, check_file_size
@@ -82,6 +86,20 @@ def test_a_catalogue_model_that_is_not_here_names_the_command(resolver: Resolver
     assert isinstance(error, NotFound)
     assert error.reason == "model_not_pulled"
     assert "conductor models pull smollm2-135m" in error.info.message
+
+
+@pytest.mark.parametrize("model", ["smollm2-135m", "zzz", "smollm2-135"])
+def test_a_model_that_is_missing_is_missing_on_the_workers_host(tree: Path, model: str) -> None:
+    """Who registers an agent may sit at another one."""
+    config = WorkerConfig(models_dir=str(tree))
+    named = open_resolver(config)
+    unnamed = Resolver(CatalogueFiles(config), tree, tree, [])
+    host = socket.gethostname()
+    for each, says in ((named, f"on the worker's host, {host}"), (unnamed, "on the worker's host")):
+        message = refused(each, model).info.message
+        assert says in message
+        assert " there" in message
+        assert "this machine" not in message
 
 
 def test_an_unknown_name_gets_near_ones(resolver: Resolver) -> None:

@@ -15,6 +15,9 @@ CANCELLED = "cancelled"
 LEFT = "worker_left"
 """Reason of a loss that was no accident."""
 
+DRAINING = "draining"
+"""Reason of what a broker that is shutting down refuses, or cuts off."""
+
 LEAVING = "worker_draining"
 """The worker's reason for not doing, or not finishing, what it was asked."""
 
@@ -68,12 +71,17 @@ def cut_off_error(error: ErrorInfo, tokens: int, attempts: int) -> ErrorInfo:
     if not tokens:
         return msgspec.structs.replace(error, details=details)
     what = "was stopped" if error.reason == LEFT else "was lost"
-    message = (
-        f"the worker of {error.details.get('device', 'the device')} {what} in the middle of the "
-        f"answer; its {tokens} tokens stay in the conversation (usage.state_version): continue "
-        "from there; the same request again would be answered a second time, after them"
-    )
+    worker = f"the worker of {error.details.get('device', 'the device')}"
+    message = f"{worker} {what} in the middle of the answer; {_kept(tokens)}"
     return msgspec.structs.replace(error, message=message, details=details)
+
+
+def _kept(tokens: int) -> str:
+    return (
+        f"its {tokens} tokens stay in the conversation, and so does your message "
+        "(usage.state_version): continue from there; the same request again would be answered a "
+        "second time, after them"
+    )
 
 
 def taken_error(device: str, link: WorkerLink) -> ErrorInfo:
@@ -120,14 +128,17 @@ def version_error(conversation: str, expected: int, version: int) -> ErrorInfo:
     )
 
 
-def draining_error() -> ErrorInfo:
-    """The broker is leaving."""
+def draining_error(tokens: int = 0) -> ErrorInfo:
+    """The broker is leaving. ``tokens``: what a job that it cuts off had generated."""
+    what = "the broker is shutting down"
+    again = f"{what}; send the request again when it is back"
     return ErrorInfo(
         Code.UNAVAILABLE,
-        "draining",
-        "the broker is shutting down; send the request again when it is back",
+        DRAINING,
+        f"{what} in the middle of the answer; {_kept(tokens)}" if tokens else again,
         retryable=True,
         retry_after_ms=2_000,
+        details={"generated_tokens": tokens} if tokens else {},
     )
 
 

@@ -19,7 +19,8 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         parents=[common],
         help="what an error's reason means, and what to do",
         description="REASON is the word in parentheses at an error's end, a part of one, a code "
-        "such as UNAVAILABLE, or a whole line of a log. Without it: all reasons there are.",
+        "such as UNAVAILABLE, a receipt's word for why tokens were computed again, or a whole line "
+        "of a log. Without it: all reasons there are.",
     )
     explain.add_argument("reason", metavar="REASON", nargs="*", help="for example no_worker")
     explain.set_defaults(run=_explain)
@@ -65,7 +66,7 @@ def _code(code: str, members: list[Reason], width: int) -> str:
 
 
 def _reason(reason: Reason, width: int) -> str:
-    lines = [f"{reason.name} ({', '.join(reason.codes)})", wrapped(reason.text, width, 2)]
+    lines = [f"{reason.name} ({reason.where})", wrapped(reason.text, width, 2)]
     if reason.retryable != "no":
         when = "" if reason.retryable == "yes" else f": {reason.retryable}"
         lines.append(wrapped(f"{AGAIN}{when}", width, 2))

@@ -17,12 +17,27 @@ def explain(error: ConductorError, command: str = "", whom: str = "AGENT") -> li
     """
     info = error.info
     lines = [info.message if isinstance(error, LedgerDeny) else f"{info.message} ({info.reason})"]
-    hint = _hint(info.reason, info.details, command, whom)
+    kept = _kept(info.details)
+    hint = _go_on(command, whom) if kept else _hint(info.reason, info.details, command, whom)
     if hint:
         lines.append(hint)
-    if info.retry_after_ms is not None:
+    # What was half said would be answered a second time.
+    if info.retry_after_ms is not None and not kept:
         lines.append(f"try again in {duration(info.retry_after_ms)}")
     return lines
+
+
+def _kept(details: dict[str, Any]) -> bool:
+    """Whether the message and a part of its answer are in the conversation."""
+    tokens = details.get("generated_tokens")
+    return isinstance(tokens, int) and tokens > 0
+
+
+def _go_on(command: str, whom: str) -> str:
+    if command == "chat":
+        return "the answer so far is kept; ask it to go on, do not send the message again"
+    go_on = f'conductor decode {whom} "Go on."'
+    return f"the answer so far is kept: conductor history {whom}; continue it: {go_on}"
 
 
 def _hint(reason: str, details: dict[str, Any], command: str, whom: str) -> str:

@@ -132,10 +132,16 @@ class Session:
 
     def no_broker(self) -> Unavailable:
         """The error for whoever waits for a session."""
+        # `conductor up` would start another broker, with an address of its own.
+        start = (
+            "look at it on its host (`systemctl status vram-conductor-broker`, or start it with "
+            "`conductor broker`) and at the network between"
+            if self.endpoint.startswith("tcp://")
+            else "start it with `conductor up`"
+        )
         return Unavailable(
             "no_broker",
-            f"no broker answers at {self.endpoint}; start it with `conductor up`, or name "
-            "the right endpoint",
+            f"no broker answers at {self.endpoint}; {start}, or name the right endpoint",
             retryable=True,
             endpoint=self.endpoint,
         )

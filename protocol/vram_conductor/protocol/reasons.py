@@ -1,4 +1,4 @@
-"""What every error's reason means, and what a person does about it.
+"""What every error's reason, and every word of a receipt, means, and what a person does about it.
 
 What it means stands in SPEC.md (the tables below "Reasons"), what to do in ``advice.toml``; nobody
 writes either a second time.
@@ -32,7 +32,8 @@ class Reason:
     Attributes:
         name: as it stands in parentheses behind a message.
         group: where SPEC.md lists it.
-        codes: names of the status codes that it comes with.
+        codes: names of the status codes that it comes with; none: it is no error but a word of
+            receipts.
         retryable: ``yes``, ``no``, or when.
         meaning: when it comes; Markdown of SPEC.md.
         steps: what to do, one after the other or one of them; sentences for a person.
@@ -46,6 +47,11 @@ class Reason:
     steps: tuple[str, ...] = ()
 
     @property
+    def where(self) -> str:
+        """Its codes, or that it stands in receipts."""
+        return ", ".join(self.codes) or "in receipts"
+
+    @property
     def text(self) -> str:
         """The meaning for a terminal."""
         return plain(self.meaning)
@@ -57,12 +63,16 @@ def plain(markdown: str) -> str:
 
 
 def parse(spec: str, advice: Mapping[str, list[str]]) -> dict[str, Reason]:
-    """All reasons by name, in SPEC.md's order, from the texts of both files."""
+    """All reasons by name, in SPEC.md's order, and then the words of receipts, from the texts of
+    both files."""
     found: dict[str, Reason] = {}
     for group, cells in _rows(spec, "reason"):
         name = cells[0].strip("`")
         codes = tuple(code.strip() for code in cells[1].split(","))
         found[name] = Reason(name, group, codes, cells[2], cells[3], tuple(advice.get(name, ())))
+    for group, cells in _rows(spec, "word"):
+        name = cells[0].strip("`")
+        found[name] = Reason(name, group, (), "no", cells[1], tuple(advice.get(name, ())))
     return found
 
 

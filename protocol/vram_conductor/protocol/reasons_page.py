@@ -33,7 +33,11 @@ the reason stands what happened, with its numbers: read that first. Where to loo
 - The logs of broker and workers: below `conductor up`, or `journalctl -u vram-conductor-broker` and
   `journalctl -u 'vram-conductor-worker@*'`.
 - No conversation is lost by an error of a worker, a broker or a network. `conductor history AGENT`
-  shows whether a message was answered; if not, send it again.
+  shows whether a message was answered; if not, send it again. An answer that was cut off is kept as
+  far as it came: ask for the rest.
+
+Why a receipt says that tokens were computed again stands here, too, at the end:
+[words of receipts](#words-of-receipts).
 
 (This page is made from the tables in [SPEC.md](../protocol/SPEC.md#reasons) and from `advice.toml`
 beside the protocol's modules: `python -m vram_conductor.protocol.reasons_page` writes it.)
@@ -68,7 +72,7 @@ _EXIT = {
 
 def _section(reason: Reason) -> str:
     meaning = reason.meaning.replace("](#", "](../protocol/SPEC.md#")
-    head = f"### `{reason.name}`\n\n{', '.join(reason.codes)}{_again(reason)}: {meaning}\n\n"
+    head = f"### `{reason.name}`\n\n{reason.where}{_again(reason)}: {meaning}\n\n"
     return head + "".join(f"- {step}\n" for step in reason.steps)
 
 

@@ -11,6 +11,7 @@ import logging
 import os
 import queue
 import random
+import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -292,4 +293,5 @@ def open_resolver(config: WorkerConfig) -> Resolver:
         catalogue.own.parent,
         models_dir(config),
         [Path(folder) for folder in config.model_dirs],
+        socket.gethostname(),
     )

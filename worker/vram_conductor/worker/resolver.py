@@ -29,6 +29,7 @@ class Resolver:
         base: the catalogue file's folder; relative path sources start there.
         models_dir: where pulled files are.
         model_dirs: further folders from which anything may be loaded.
+        host: whose folders these are; messages name it, since they may be read on another one.
     """
 
     def __init__(
@@ -37,11 +38,13 @@ class Resolver:
         base: Path,
         models_dir: Path,
         model_dirs: list[Path],
+        host: str = "",
     ) -> None:
         self._names = catalogue
         self._base = base
         self._models_dir = models_dir
         self._folders = [models_dir, *model_dirs]
+        self._where = f"the worker's host, {host}" if host else "the worker's host"
 
     @property
     def _catalogue(self) -> Catalogue:
@@ -81,7 +84,8 @@ class Resolver:
         if not path.exists():
             raise NotFound(
                 "model_not_pulled",
-                f"{entry.name} is not on this machine yet; run: conductor models pull {entry.name}",
+                f"{entry.name} is not on {self._where}, yet; run there: conductor models pull "
+                f"{entry.name}",
                 model=entry.name,
                 size_bytes=entry.size,
             )
@@ -129,13 +133,13 @@ class Resolver:
         hint = f"did you mean {' or '.join(near)}? " if near else ""
         pullable = self._catalogue.find(near[0]) if near else None
         pull = (
-            f"fetch it with: conductor models pull {pullable.name}"
+            f"fetch it there with: conductor models pull {pullable.name}"
             if pullable
-            else (f"known are {', '.join(known[:_LISTED_MAX])}; see: conductor models list")
+            else (f"known are {', '.join(known[:_LISTED_MAX])}; see there: conductor models list")
         )
         return NotFound(
             "no_such_model",
-            f"no model {name!r} here; {hint}{pull}",
+            f"no model {name!r} on {self._where}; {hint}{pull}",
             model=name,
             near=near,
             known=known[:_LISTED_MAX],

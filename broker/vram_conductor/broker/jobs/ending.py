@@ -8,6 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from vram_conductor.broker.conversations.said import said
+from vram_conductor.broker.errors import DRAINING, draining_error
 from vram_conductor.broker.jobs.delivery import Delivery
 from vram_conductor.broker.jobs.job import Attempt, Job
 from vram_conductor.broker.journal.records import ConversationCommitted
@@ -41,6 +42,8 @@ class Ending:
         version = self._commit(job, confirmed=None)
         if usage is None and job.attempt is not None and job.attempt.generated:
             usage = Usage(generated_tokens=job.attempt.generated_tokens, stop_reason="cancelled")
+        if error.reason == DRAINING and job.attempt is not None:
+            error = draining_error(job.attempt.generated_tokens)
         full = None if usage is None else self._receipt(job, usage, version)
         self._end(job, Error(rid=job.rid, error=error, seq=job.stream.produced, usage=full))
 
