@@ -151,12 +151,74 @@ def test_a_worker_that_does_not_leave_is_said() -> None:
     bench, worker, client = setup()
     rid = client.drain(drain_ms=1_000)
     bench.advance(122_000, step_ms=1_000)
-    assert client.error(rid).reason == "worker_timeout"
-    # It gets nothing new all the same, and what waits is not lost with it.
+    error = client.error(rid)
+    assert (error.reason, error.details["pid"]) == ("worker_timeout", 1001)
+    assert "given up" in error.message
+    said = next(line for line in bench.logs if line.event == "worker_given_up")
+    assert (said.fields["device"], said.fields["pid"]) == ("cpu", 1001)
+    # What waits is not lost with it.
     waiting = client.decode("coder")
     assert not worker.all(c.Run)
-    leave(worker)
     new = bench.worker(epoch=2)
+    new.finish(new.job("coder"))
+    client.done(waiting)
+
+
+@pytest.mark.parametrize("answered", [False, True])
+def test_a_worker_that_does_not_leave_counts_as_dead_though_it_pings(answered: bool) -> None:
+    bench, old, client = setup("coder", "writer")
+    seen, unseen = client.decode("coder"), client.decode("writer")
+    old.start(old.job("coder"), [1])
+    old.tokens(old.job("coder"), "a", [10])
+    rid = client.drain(drain_ms=1_000, hold_ms=0)
+    if answered:
+        old.answer(old.waiting(c.Drain))
+    bench.advance(120_000, step_ms=1_000)
+    assert [client.silent(each) for each in (rid, seen, unseen)] == [True] * 3
+    bench.advance(2_000, step_ms=1_000)
+    assert client.error(rid).reason == "worker_timeout"
+    error = client.error(seen)
+    assert (error.reason, error.details["generated_tokens"]) == ("worker_lost", 1)
+    assert old.refused is not None
+    assert old.refused.reason == "stale_worker"
+    # Nothing that it says counts any more, and a new READY of it neither.
+    old.finish(old.job("writer"), "late")
+    old.refused = None
+    old.ready()
+    assert old.refused is not None
+    assert old.refused.reason == "stale_worker"
+    assert (client.text(unseen), client.silent(unseen)) == ("", True)
+    status = bench.core.report(bench.now_ns).devices[0]
+    assert (status.worker, status.away) == (None, "lost")
+    new = bench.worker(epoch=2)
+    assert new.welcome is not None
+    new.finish(new.job("writer"))
+    client.done(unseen)
+    old.refused = None
+    old.ready()
+    assert old.refused is not None
+
+
+def test_what_waits_for_one_that_does_not_leave_ends_in_time() -> None:
+    bench, _old, client = setup()
+    client.drain(drain_ms=0, hold_ms=0)
+    waiting = client.decode("coder")
+    bench.advance(149_000, step_ms=1_000)
+    assert client.silent(waiting)
+    bench.advance(2_000, step_ms=1_000)
+    assert client.error(waiting).reason == "no_worker"
+
+
+def test_a_successor_that_waits_takes_over_from_one_that_does_not_leave() -> None:
+    bench, _old, client = setup()
+    client.drain(drain_ms=60_000)
+    new = bench.worker(epoch=2)
+    client.drain(drain_ms=0)
+    waiting = client.decode("coder")
+    bench.advance(119_000, step_ms=1_000)
+    assert (new.welcome, new.refused) == (None, None)
+    bench.advance(2_000, step_ms=1_000)
+    assert new.welcome is not None
     new.finish(new.job("coder"))
     client.done(waiting)
 

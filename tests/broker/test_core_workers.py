@@ -102,6 +102,17 @@ def test_any_device_is_taken_where_none_is_configured() -> None:
     assert client.ok(client.register("coder"))["device"] == "cuda:0"
 
 
+@pytest.mark.parametrize("changes", [{"base_bytes": -5}, {"v": (2, 0)}])
+def test_a_refused_worker_brings_no_device(changes: dict[str, Any]) -> None:
+    bench = Bench(msgspec.structs.replace(config_of(), device=[]))
+    worker = bench.worker("cud:0", ready=False)
+    worker.ready(**changes)
+    assert worker.refused is not None
+    assert bench.core.report(bench.now_ns).devices == []
+    worker.ready()
+    assert [item.device for item in bench.core.report(bench.now_ns).devices] == ["cud:0"]
+
+
 def test_workers_do_not_bring_devices_without_end() -> None:
     bench = Bench(msgspec.structs.replace(config_of(), device=[]))
     for number in range(DEVICES_MAX):
@@ -442,17 +453,6 @@ def test_agent_that_cannot_be_loaded_again_is_suspended_and_comes_back_when_aske
     run_once(new, client)
 
 
-def test_estimates_of_many_returning_agents_are_asked_a_few_at_a_time() -> None:
-    names = [f"a{i}" for i in range(10)]
-    bench, _worker, _client = setup(*names)
-    late = bench.restart()
-    worker = late.worker(epoch=2, ready=False)
-    worker.auto -= {c.Estimate}
-    worker.ready()
-    assert len(worker.held) == 4
-    for answered in range(10):
-        # Each has its own time: all of them together take longer than one may.
-        late.advance(7_000)
 def test_agent_whose_file_was_missing_comes_back_when_it_is_used() -> None:
     bench, worker, client = setup("coder", "writer")
     run_once(worker, client)
@@ -497,6 +497,17 @@ def test_what_would_be_refused_anyway_tries_no_agent_again() -> None:
     assert client.error(client.decode("coder")).reason == "load_failed"
 
 
+def test_estimates_of_many_returning_agents_are_asked_a_few_at_a_time() -> None:
+    names = [f"a{i}" for i in range(10)]
+    bench, _worker, _client = setup(*names)
+    late = bench.restart()
+    worker = late.worker(epoch=2, ready=False)
+    worker.auto -= {c.Estimate}
+    worker.ready()
+    assert len(worker.held) == 4
+    for answered in range(10):
+        # Each has its own time: all of them together take longer than one may.
+        late.advance(7_000)
         worker.answer(worker.held[0])
         assert len(worker.all(c.Estimate)) == min(10, 5 + answered)
     assert {agent(late, name).state for name in names} == {"ready"}

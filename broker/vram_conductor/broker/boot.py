@@ -27,16 +27,14 @@ def configure(state: State, restored: Restored) -> None:
 
 
 def find_device(state: State, ready: Ready) -> Device | None:
-    """The device that a worker names; created on the spot where none is configured at all, as
-    long as there are not too many."""
+    """The device that a worker names. Where none is configured at all, and there are not too many,
+    it may be a new one, which is not in the state yet: the worker may still be refused."""
     name = ready.device.device
     if not state.serves(name):
         return None
-    if name not in state.devices:
-        if len(state.devices) >= DEVICES_MAX:
-            return None
-        _add_device(state, DeviceConfig(id=name, kind=ready.device.kind), 0)
-    return state.devices[name]
+    if name not in state.devices and len(state.devices) < DEVICES_MAX:
+        return _new_device(state, DeviceConfig(id=name, kind=ready.device.kind), 0)
+    return state.devices.get(name)
 
 
 def restore(state: State, restored: Restored, removal: Removal) -> None:
@@ -72,12 +70,16 @@ def _agent(state: State, record: AgentRegistered, used_unix_ns: int | None) -> A
 
 
 def _add_device(state: State, config: DeviceConfig, epoch: int) -> None:
+    device = _new_device(state, config, epoch)
+    state.devices[config.id] = device
+    state.timers.set(("absent", config.id), device.patient_until_ns)
+
+
+def _new_device(state: State, config: DeviceConfig, epoch: int) -> Device:
     """The ledger gets its real size from the worker's READY."""
     info = DeviceInfo(device=config.id, kind=config.kind, name="", total_bytes=0)
     spec = DeviceSpec.of(config, info, state.config.broker.sample_max_age_ms)
-    device = Device(config=config, ledger=Ledger(spec), absent_ns=state.now_ns, epoch=epoch)
-    state.devices[config.id] = device
-    state.timers.set(("absent", config.id), device.patient_until_ns)
+    return Device(config=config, ledger=Ledger(spec), absent_ns=state.now_ns, epoch=epoch)
 
 
 def _guess_kind(device: str) -> DeviceKind:

@@ -100,7 +100,9 @@ class Core:
         )
         self._leases = LeaseDesk(state, commander)
         talks = ConversationDesk(state, commander, self._reload.reconsider)
-        handover = self._handover = Handover(state, commander)
+        handover = self._handover = Handover(
+            state, commander, lambda device, error: self._workers.lose(device, error)
+        )
         self._clients = Clients(
             state, agents, self._jobs, talks, self._removal, self._leases, handover
         )
@@ -227,6 +229,8 @@ class Core:
                 self._workers.check_alive(state.devices[who])
             case ("candidate", str()):
                 self._workers.candidate_due(state.devices[who])
+            case ("leave", str()):
+                self._handover.overdue(state.devices[who])
             case ("absent", str()):
                 if state.devices[who].link is None:
                     self._jobs.fail_waiting(who, no_worker(state, who))

@@ -105,6 +105,31 @@ def stale_error(device: str) -> ErrorInfo:
     )
 
 
+def given_up_error(device: str) -> ErrorInfo:
+    """What a worker is told that has not left in time."""
+    return ErrorInfo(
+        Code.ABORTED,
+        "stale_worker",
+        f"this worker of {device} was asked to leave and did not in time: it was given up and "
+        "must exit",
+        details={"device": device},
+    )
+
+
+def overdue_error(device: str, link: WorkerLink) -> ErrorInfo:
+    """The worker was to leave, and has not in time."""
+    pid, host = link.ready.pid, link.ready.host
+    return ErrorInfo(
+        Code.DEADLINE_EXCEEDED,
+        "worker_timeout",
+        f"the worker of {device} (pid {pid} on {host}) did not leave in time and was given up: "
+        "what waits is for the next one; if that process still runs, it keeps its memory and the "
+        f"parked states: see its log, then end it (kill -9 {pid})",
+        retryable=True,
+        details={"device": device, "pid": pid, "host": host},
+    )
+
+
 def replaced_error(device: str, link: WorkerLink) -> ErrorInfo:
     """Another worker serves the device than the one that was to leave."""
     ready = link.ready

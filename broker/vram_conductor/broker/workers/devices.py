@@ -40,6 +40,7 @@ class Device:
         candidate: a worker that waits for the verdict on ``link``.
         epoch: of the last worker that was welcomed.
         departure: of the last worker that is gone; None before the first.
+        given_up: epoch of the last worker that did not leave when asked; it may not come back.
         hold_until_ns: requests wait for the next worker until then, as DRAIN_DEVICE asked.
         info: what the last worker said about the device.
         memory: its last sample, from READY or a report; None while there is no worker.
@@ -57,6 +58,7 @@ class Device:
     link: WorkerLink | None = None
     candidate: Candidate | None = None
     departure: Departure | None = None
+    given_up: int | None = None
     hold_until_ns: int = 0
     info: DeviceInfo | None = None
     memory: Memory | None = None

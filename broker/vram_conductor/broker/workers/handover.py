@@ -1,34 +1,45 @@
 """DRAIN_DEVICE (*pure*): a worker finishes what runs, parks everything and leaves; whoever asked is
-told. Jobs and REGISTERs that come meanwhile wait for its successor."""
+told. Jobs and REGISTERs that come meanwhile wait for its successor. One that does not leave in time
+is given up."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import msgspec
 
 from vram_conductor.broker.agents.lobby import Who, check_waiters
-from vram_conductor.broker.errors import LEFT, draining_error, replaced_error
+from vram_conductor.broker.errors import (
+    LEFT,
+    draining_error,
+    given_up_error,
+    lost_error,
+    overdue_error,
+    replaced_error,
+)
 from vram_conductor.broker.sessions import Session
 from vram_conductor.broker.state import MS, State
 from vram_conductor.broker.workers.absence import no_worker
 from vram_conductor.broker.workers.commanding import Commander
 from vram_conductor.broker.workers.devices import Device
 from vram_conductor.broker.workers.links import WorkerLink
-from vram_conductor.protocol.commands import Drain
+from vram_conductor.protocol.commands import Drain, WorkerRefused
 from vram_conductor.protocol.drain import HOLD_MS, DrainDevice, DrainReceipt
 from vram_conductor.protocol.errors import ErrorInfo, NotFound, error_from_info
 from vram_conductor.protocol.messages import Error, Ok, Progress
 
 PARK_MS = 120_000
-"""How long a worker may take to park everything once nothing runs."""
+"""How long a worker may take to park everything and leave, once nothing runs."""
 
 
 @dataclass(slots=True)
 class Leaving:
-    """A worker that was asked to leave, at ``since_ns``. ``jobs``: numbers of those that it had."""
+    """A worker that was asked to leave, at ``since_ns``, and is given up at ``until_ns``.
+    ``jobs``: numbers of those that it had."""
 
     since_ns: int
+    until_ns: int
     jobs: set[int]
     waiters: dict[Who, None] = field(default_factory=dict)
 
@@ -42,11 +53,18 @@ class Gone:
 
 
 class Handover:
-    """The workers that are asked to leave, and the last one of each device that did."""
+    """The workers that are asked to leave, and the last one of each device that did.
 
-    def __init__(self, state: State, commander: Commander) -> None:
+    Args:
+        lose: takes the device's worker away, as if it had died.
+    """
+
+    def __init__(
+        self, state: State, commander: Commander, lose: Callable[[Device, ErrorInfo], None]
+    ) -> None:
         self._state = state
         self._commander = commander
+        self._lose = lose
         self._leaving: dict[str, Leaving] = {}
         self._gone: dict[str, Gone] = {}
 
@@ -69,19 +87,26 @@ class Handover:
             raise error_from_info(no_worker(state, device.id))
         if message.worker_epoch not in (None, link.epoch):
             raise error_from_info(replaced_error(device.id, link))
+        drain_ms = message.drain_ms
+        if drain_ms is None:
+            drain_ms = state.config.broker.drain_ms
+        until_ns = state.in_ms(drain_ms + PARK_MS)
         leaving = self._leaving.get(device.id)
         if leaving is None:
-            leaving = Leaving(state.now_ns, set(link.runs))
+            leaving = Leaving(state.now_ns, until_ns, set(link.runs))
         check_waiters(f"the end of the worker of {device.id}", len(leaving.waiters))
         self._leaving[device.id] = leaving
         leaving.waiters[session.peer, message.rid] = None
-        self._ask(device, link, message, session)
+        leaving.until_ns = min(leaving.until_ns, until_ns)
+        state.timers.set(("leave", device.id), leaving.until_ns)
+        self._ask(device, link, drain_ms, message, session)
 
     def lost(self, device: Device, error: ErrorInfo) -> None:
         """The device has no worker any more, and every command that it had has been told."""
         leaving = self._leaving.pop(device.id, None)
         if leaving is None:
             return
+        self._state.timers.cancel(("leave", device.id))
         if error.reason != LEFT:
             self._fail(leaving, error)
             return
@@ -90,6 +115,28 @@ class Handover:
         self._gone[device.id] = Gone(rids, receipt)
         for peer, rid in leaving.waiters:
             self._ok(peer, rid, receipt)
+
+    def overdue(self, device: Device) -> None:
+        """The device's worker should have left by now. One that still pings would keep its
+        successor waiting for ever, so it counts as dead, and is told so."""
+        leaving, link = self._leaving.pop(device.id, None), device.link
+        if leaving is None or link is None:
+            return
+        state, ready = self._state, link.ready
+        state.log(
+            "error",
+            "worker_given_up",
+            device=device.id,
+            pid=ready.pid,
+            host=ready.host,
+            running=len(link.runs),
+            what="it was asked to leave and has not; if it still runs, end it with kill -9",
+        )
+        self._fail(leaving, overdue_error(device.id, link))
+        device.given_up = link.epoch
+        if link.connected:
+            state.to_worker(link.peer, WorkerRefused(error=given_up_error(device.id)))
+        self._lose(device, lost_error(device.id))
 
     # --- parts --------------------------------------------------------------------------------
 
@@ -106,20 +153,20 @@ class Handover:
         return device
 
     def _ask(
-        self, device: Device, link: WorkerLink, message: DrainDevice, session: Session
+        self,
+        device: Device,
+        link: WorkerLink,
+        drain_ms: int,
+        message: DrainDevice,
+        session: Session,
     ) -> None:
         state = self._state
-        drain_ms = message.drain_ms
-        if drain_ms is None:
-            drain_ms = state.config.broker.drain_ms
         hold_ms = HOLD_MS if message.hold_ms is None else message.hold_ms
         link.draining = True
         device.hold_until_ns = max(device.hold_until_ns, state.in_ms(hold_ms))
         self._commander.send(
             device,
             lambda epoch, op: Drain(broker_epoch=epoch, op=op, drain_ms=drain_ms),
-            on_lost=lambda error: self._unanswered(device, link, error),
-            timeout_ms=drain_ms + PARK_MS,
         )
         state.log(
             "info",
@@ -134,11 +181,6 @@ class Handover:
         note = f"{len(link.runs)} jobs may go on for up to {drain_ms / 1000:g} s"
         progress = Progress(rid=message.rid, stage="drain", total=len(link.runs), note=note)
         state.to_client(session.peer, progress)
-
-    def _unanswered(self, device: Device, link: WorkerLink, error: ErrorInfo) -> None:
-        """No W_OK will come. Where the worker is gone, ``lost`` follows; else it hangs."""
-        if device.link is link and (leaving := self._leaving.pop(device.id, None)) is not None:
-            self._fail(leaving, error)
 
     def _receipt(self, device: Device, leaving: Leaving) -> DrainReceipt:
         assert device.departure is not None

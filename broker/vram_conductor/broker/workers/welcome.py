@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from vram_conductor.broker.errors import given_up_error
 from vram_conductor.broker.state import State
 from vram_conductor.broker.workers.devices import Device
 from vram_conductor.broker.workers.residency import check_numbers
@@ -41,6 +42,8 @@ def refusal(config: Config, device: Device | None, ready: Ready) -> ErrorInfo | 
             f"{ready.device.kind}; correct the [[device]] table",
             details={"device": name},
         )
+    if ready.worker_epoch == device.given_up:
+        return given_up_error(name)
     return check_build(config.broker.builds, ready) or check_numbers(config, device, ready)
 
 

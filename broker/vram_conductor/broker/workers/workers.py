@@ -190,6 +190,7 @@ class Workers:
             assert error is not None
             self._refuse(peer, error)
             return
+        self._state.devices.setdefault(device.id, device)
         self._leave_other_device(peer, device)
         link = device.link
         if link is None and ready.worker_epoch >= device.epoch:
