@@ -326,11 +326,17 @@ def test_a_smaller_cap_keeps_the_youngest(opener: Opener, tmp_path: Path) -> Non
     assert store.used_bytes <= store.capacity_bytes
 
 
-def test_two_workers_never_share_a_folder(tmp_path: Path) -> None:
+def test_two_workers_never_share_a_folder(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", logger="vram_conductor")
     first = ArenaDir(tmp_path / "arenas", "cpu")
     with pytest.raises(FailedPrecondition, match=str(os.getpid())) as caught:
         ArenaDir(tmp_path / "arenas", "cpu")
     assert caught.value.reason == "arena_in_use"
+    assert not caplog.records, "nobody waited"
+    with pytest.raises(FailedPrecondition):
+        ArenaDir(tmp_path / "arenas", "cpu", patience_s=0.2)
+    (record,) = caplog.records
+    assert f"another worker (pid {os.getpid()}) has the parked states of cpu" in record.getMessage()
     other = ArenaDir(tmp_path / "arenas", "cpu:1")
     other.close()
     first.close()

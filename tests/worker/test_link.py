@@ -20,6 +20,7 @@ from worker_broker import WorkerBroker
 from vram_conductor.protocol.codec import BROKER_TO_WORKER
 from vram_conductor.protocol.commands import (
     Budget,
+    Drain,
     NoSession,
     Ready,
     RunDone,
@@ -176,6 +177,27 @@ def test_a_restarted_broker_gets_ready_at_once_and_no_old_output(
     second.answer(9, RunDone)
     assert not any(isinstance(message, RunTokens) for _, message, _ in second.received)
     assert engine.readies == 2
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_a_broker_that_goes_is_a_warning_only_for_whoever_stays(
+    engine: Engine, brokers: Brokers, caplog: pytest.LogCaptureFixture, leaves: bool
+) -> None:
+    caplog.set_level("INFO", logger="vram_conductor")
+    broker = brokers(heartbeat_ms=60_000)
+    broker.ready()
+    engine.take(Arrived)
+    if leaves:
+        broker.send(Drain(broker_epoch=1, op=1, drain_ms=0))
+        engine.take(Arrived)
+    broker.close()
+    engine.take(SessionLost)
+    last = caplog.records[-1]
+    if leaves:
+        said = "the broker is gone: disconnected; this worker is leaving anyway"
+        assert (last.levelname, last.getMessage()) == ("INFO", said)
+    else:
+        assert (last.levelname, last.getMessage()) == ("WARNING", "session lost: disconnected")
 
 
 def test_commands_of_another_epoch_do_not_reach_the_engine(

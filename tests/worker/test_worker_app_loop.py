@@ -15,6 +15,7 @@ from fake_engine import FakeDevice, FakeEngine, ModelSpec
 from vram_conductor.protocol.catalogue import Catalogue
 from vram_conductor.protocol.commands import (
     Budget,
+    Drain,
     Failed,
     Load,
     Loaded,
@@ -210,6 +211,29 @@ def test_a_whole_life(life: Life, tmp_path: Path) -> None:
     assert again.leave() == 0
     (ready,) = again.of(Ready)
     assert [state.conversation for state in ready.parked] == [MAIN]
+
+
+def test_who_leaves_says_so_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", logger="vram_conductor")
+    life = Life(tmp_path / "arenas")
+    life.welcome()
+    life.load()
+    life.run_job()
+    assert life.leave(after=RunDone) == 0
+    said = [record.getMessage() for record in caplog.records if record.levelname == "INFO"]
+    assert "leaving: test" in said
+    assert said[-1].startswith("drained: 1 conversation is parked (")
+    assert said[-1].endswith(" bytes) for the next worker; goodbye")
+    caplog.clear()
+    again = Life(tmp_path / "others")
+    again.welcome()
+    again.command(Drain, drain_ms=50)
+    assert again.loop.run() == 0
+    again.close()
+    assert [record.getMessage() for record in caplog.records] == [
+        "leaving: the broker asks for it; what runs has 50 ms",
+        "drained: nothing is parked; goodbye",
+    ]
 
 
 def test_reports_follow_the_welcome_and_carry_the_epochs(life: Life) -> None:

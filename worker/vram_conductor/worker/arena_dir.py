@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import logging
 import os
 import re
 import stat
@@ -24,6 +25,8 @@ from vram_conductor.protocol.errors import (
     ResourceExhausted,
 )
 from vram_conductor.protocol.values import ConversationKey
+
+log = logging.getLogger(__name__)
 
 _OWN_NAME = re.compile(r"[0-9a-f]{32}\.kv(\.new)?")
 _LOCK_NAME = "lock"
@@ -77,8 +80,8 @@ class ArenaDir:
             raise ResourceExhausted(
                 "disk_full", f"cannot write in {self.path}: {error.strerror}"
             ) from None
-        if not _locked(fd, patience_s):
-            holder = os.pread(fd, 32, 0).decode("ascii", "replace").strip()
+        if not _locked(fd, 0.0) and not self._wait(fd, device, patience_s):
+            holder = _holder(fd)
             os.close(fd)
             raise FailedPrecondition(
                 "arena_in_use",
@@ -90,6 +93,20 @@ class ArenaDir:
         os.ftruncate(fd, 0)
         os.pwrite(fd, str(os.getpid()).encode(), 0)
         return fd
+
+    def _wait(self, fd: int, device: str, patience_s: float) -> bool:
+        """Whether the lock is ours after all."""
+        if not patience_s:
+            return False
+        log.info(
+            "another worker (pid %s) has the parked states of %s in %s; waiting for them, up to "
+            "%.0f s",
+            _holder(fd) or "unknown",
+            device,
+            self.path,
+            patience_s,
+        )
+        return _locked(fd, patience_s)
 
     def names(self) -> list[str]:
         """Names of arena files, oldest first; files that are not ours are not listed."""
@@ -131,6 +148,11 @@ def _alive(pid: int) -> bool:
     except PermissionError:
         return True
     return True
+
+
+def _holder(fd: int) -> str:
+    """What is written in the lock: the holder's pid, in digits."""
+    return os.pread(fd, 32, 0).decode("ascii", "replace").strip()
 
 
 def _locked(fd: int, patience_s: float) -> bool:

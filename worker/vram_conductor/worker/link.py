@@ -35,10 +35,10 @@ from vram_conductor.protocol.keys import KeyFile
 from vram_conductor.protocol.sockets import SendResult, Socket, connect, receive, send
 from vram_conductor.worker import watchdog
 from vram_conductor.worker.backlog import Backlog
+from vram_conductor.worker.farewell import log_loss
 from vram_conductor.worker.inbound import Arrived, Inbound, ReadyWanted, Refused, SessionLost
 from vram_conductor.worker.outbox import Sent
 from vram_conductor.worker.session import Session, Verdict
-from vram_conductor.worker.watchdog import Watchdog
 
 log = logging.getLogger(__name__)
 
@@ -77,20 +77,19 @@ class Link:
         self._endpoint = endpoint
         self._key = key if endpoint.startswith("tcp://") else None
         self._handshakes = Handshakes(endpoint, self._key, patient=True)
-        self._warned = False
         self._deliver = deliver
         self._progress = progress
         self._hang_ms = hang_ms
         # The watchdog's timer must be wound up well before it runs out.
         self._tick_ms = min(TICK_MS, max(1, hang_ms // 4)) if hang_ms else TICK_MS
         self._watch_ns = 0
-        self._watchdog = Watchdog(hang_ms, time.monotonic_ns())
+        self._watchdog = watchdog.Watchdog(hang_ms, time.monotonic_ns())
         self._outgoing: deque[Sent] = deque()
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._closing = threading.Event()
         self._backlog = Backlog()
         self._session = Session(time.monotonic_ns())
-        self._asked_engine = self._was_full = self._connected = False
+        self._asked_engine = self._was_full = self._connected = self._warned = False
         self._thread = threading.Thread(target=self._run, name="link", daemon=True)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket: Socket = self._connect()  # bad endpoints are the caller's to hear about
@@ -110,6 +109,7 @@ class Link:
 
     def close(self, timeout_s: float = 5.0) -> None:
         """Send what is queued (as far as the socket takes it) and end the thread."""
+        self._session.leaving = True
         self._closing.set()
         self.wake()
         if self._thread.is_alive():
@@ -244,12 +244,12 @@ class Link:
     def _lose(self, why: str, now_ns: int) -> None:
         """The connection is gone, or as good as."""
         if self._session.hold(now_ns):
-            log.warning("connection lost: %s; the work goes on", why)
+            log_loss(log, "connection lost: %s; the work goes on", why, self._session.leaving)
         elif self._session.lose():
             self._forget(why)
 
     def _forget(self, why: str) -> None:
-        log.warning("session lost: %s", why)
+        log_loss(log, "session lost: %s", why, self._session.leaving)
         self._backlog.clear()
         self._asked_engine = False
         self._deliver(SessionLost())
@@ -259,9 +259,8 @@ class Link:
             os.eventfd_read(self._wake_fd)
         while self._outgoing:
             message, raw = self._outgoing.popleft()
-            if isinstance(message, Ready) and self._session.is_open:
-                continue
-            if self._session.may_send(message):
+            needless = isinstance(message, Ready) and self._session.is_open
+            if not needless and self._session.may_send(message):
                 self._backlog.push(message, raw)
 
     def _duties(self, now_ns: int) -> None:

@@ -30,6 +30,7 @@ from vram_conductor.protocol.values import Line
 from vram_conductor.worker.core import Core
 from vram_conductor.worker.digest import Digester
 from vram_conductor.worker.exits import EXIT_OK, EXIT_TEMPORARY, EXIT_UNAVAILABLE
+from vram_conductor.worker.farewell import ParkedStates, farewell
 from vram_conductor.worker.gauge import Sampler
 from vram_conductor.worker.identity import Identity
 from vram_conductor.worker.inbound import Arrived, Inbound, ReadyWanted, Refused, SessionLost
@@ -64,20 +65,13 @@ class Outlet(Protocol):
     def send(self, *messages: Sent) -> None: ...
 
 
-class Spare(Protocol):
-    """What parked states take beyond themselves. ``kvstore.KVStore`` is it."""
-
-    @property
-    def spare_bytes(self) -> int: ...
-
-
 class EngineLoop:
     """Runs the core on the calling thread."""
 
     def __init__(
         self,
         core: Core,
-        store: Spare,
+        store: ParkedStates,
         link: Outlet,
         inbox: Inbox,
         sampler: Sampler,
@@ -134,6 +128,7 @@ class EngineLoop:
             if self._worn():
                 return EXIT_TEMPORARY  # every state is parked: no job runs or waits
             if self._core.drained:
+                log.info("%s", farewell(self._store))
                 self._link.send((WorkerBye(worker_epoch=self._identity.worker_epoch), []))
                 return EXIT_OK
 
@@ -196,6 +191,8 @@ class EngineLoop:
     def _command(self, command: Command, raw: list[bytes]) -> None:
         if isinstance(command, Load):
             self._loads[command.broker_epoch, command.op] = Path(command.path)
+        if isinstance(command, Drain):
+            log.info("leaving: the broker asks for it; what runs has %d ms", command.drain_ms)
         if isinstance(command, Unload):
             self._unloads.add((command.broker_epoch, command.op))
         self._handling = not isinstance(command, Load)

@@ -21,6 +21,7 @@ import msgspec
 from vram_conductor.protocol import limits
 from vram_conductor.protocol.commands import (
     Command,
+    Drain,
     NoSession,
     Ready,
     Reply,
@@ -57,12 +58,14 @@ class Session:
     Attributes:
         op: of the last command that has arrived.
         resume_ms: how long the broker holds the session while there is no connection.
+        leaving: this worker was told to leave, or does: it needs no session any more.
     """
 
     def __init__(self, now_ns: int) -> None:
         self.broker_epoch: int | None = None
         self.op = 0
         self.resume_ms = 0
+        self.leaving = False
         self._device, self._worker_epoch = "", 0
         self._held_ns: int | None = None
         self._asked_ns: int | None = None
@@ -177,6 +180,7 @@ class Session:
         if self.resume_ms and command.op <= self.op:
             return False
         self.op = max(self.op, command.op)
+        self.leaving = self.leaving or isinstance(command, Drain)
         return True
 
     def may_send(self, message: msgspec.Struct) -> bool:
