@@ -9,6 +9,7 @@ import pytest
 from scripted_worker import MIB, MODELS, MS, Bench, Client, ScriptedWorker, config_of
 
 from vram_conductor.broker.boot import DEVICES_MAX
+from vram_conductor.broker.drain import CUT_OFF_MS
 from vram_conductor.broker.events import WorkerBad
 from vram_conductor.broker.journal.records import (
     AgentRegistered,
@@ -21,6 +22,7 @@ from vram_conductor.protocol.config import DeviceConfig
 from vram_conductor.protocol.conversations import Turn
 from vram_conductor.protocol.errors import LEDGER_DENY, Code, InvalidArgument
 from vram_conductor.protocol.status import AgentStatus, DeviceStatus
+from vram_conductor.protocol.tokens import pack_tokens
 from vram_conductor.protocol.values import ConversationKey, Line, Memory, PoolShape
 
 MAIN = ConversationKey("local", "coder", "main")
@@ -917,16 +919,34 @@ def test_job_that_the_worker_cuts_off_for_the_drain_says_so() -> None:
     assert isinstance(bench.records[-1], ConversationCommitted)
 
 
-def test_drain_ends_at_its_deadline_and_keeps_the_tokens() -> None:
+def test_drain_ends_soon_after_its_deadline_and_keeps_the_tokens() -> None:
     bench, worker, client = setup()
     rid = client.decode("coder")
     worker.start(worker.job("coder"), [1])
     worker.tokens(worker.job("coder"), "a", [10])
     bench.shut_down(1000)
-    bench.advance(1500)
+    bench.advance(1000 + CUT_OFF_MS)
     assert bench.exit_code == 0
     assert client.error(rid).reason == "draining"
     assert isinstance(bench.records[-1], ConversationCommitted)
+
+
+def test_what_is_said_until_the_deadline_of_a_drain_is_in_the_record() -> None:
+    bench, worker, client = setup()
+    rid = client.decode("coder")
+    worker.start(worker.job("coder"), [1])
+    worker.tokens(worker.job("coder"), "a", [10])
+    bench.shut_down(1000)
+    bench.advance(1000)
+    # Its time began later than ours: this is in the state that it parks.
+    worker.tokens(worker.job("coder"), "b", [11])
+    worker.fail(worker.job("coder").run, Code.UNAVAILABLE, "worker_draining")
+    worker.say(c.WorkerBye(worker_epoch=1))
+    assert bench.exit_code == 0
+    assert client.error(rid).reason == "draining"
+    record = bench.records[-1]
+    assert isinstance(record, ConversationCommitted)
+    assert record.ids == pack_tokens([1, 10, 11])
 
 
 def test_drain_without_workers_or_a_second_signal_exits_at_once() -> None:

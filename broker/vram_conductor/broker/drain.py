@@ -12,6 +12,11 @@ from vram_conductor.broker.state import State
 from vram_conductor.broker.workers.commanding import Commander
 from vram_conductor.protocol.commands import Drain
 
+CUT_OFF_MS = 4_000
+"""How long a worker may take to say what it has cut off at the end of the time. Its last tokens are
+in the state that it parks, and a record without them is of no use to that state. Less than the 5 s
+after which a supervisor does not wait for us any more."""
+
 
 class Drainage:
     """The way from SIGTERM to Exit.
@@ -60,7 +65,8 @@ class Drainage:
                     device,
                     lambda epoch, op: Drain(broker_epoch=epoch, op=op, drain_ms=drain_ms),
                 )
-        state.timers.set(("drain", None), state.in_ms(drain_ms))
+        # The workers' time began later than ours: they end what still runs, and we hear of it.
+        state.timers.set(("drain", None), state.in_ms(drain_ms + CUT_OFF_MS))
 
     def check(self) -> None:
         """Leave when the last worker has left."""

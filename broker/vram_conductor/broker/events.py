@@ -98,7 +98,8 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Shutdown:
-    """Drain and end: an Exit effect follows within ``drain_ms``. A second one exits at once."""
+    """Drain and end: an Exit effect follows within ``drain_ms``, and a little for what the workers
+    have to say of what they cut off then. A second one exits at once."""
 
     drain_ms: int
 

@@ -72,6 +72,8 @@ class Ends:
             self._condemn(job, partial(self.failed, job, error))
             return
         self._flush(job, ())
+        # A broker that leaves, too, may not wait until the state is parked that has these tokens.
+        self._outbox.hurry()
         self._close(job)
         info = info_of(error)
         if info.reason == "internal_error":
