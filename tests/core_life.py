@@ -165,8 +165,10 @@ class Life(RuleBasedStateMachine):
     def time(self, ms: int) -> None:
         """Weights that nobody uses leave when their time has come, and no others do."""
         self.driver.device.spend(ms)
+        # Whose job ends in this step is used until its end, and leaves in a later one.
+        worked = self._at_work()
         self.driver.step()
-        self._lingering()
+        self._lingering(worked)
 
     @rule(which=st.integers(0, 20))
     def cancel(self, which: int) -> None:
@@ -280,12 +282,16 @@ class Life(RuleBasedStateMachine):
 
     # --- inside -------------------------------------------------------------------------------
 
-    def _lingering(self) -> None:
+    def _at_work(self) -> set[str]:
+        """Models that have jobs."""
+        return {job.pool.weights.model for job in self.driver.core.jobs}
+
+    def _lingering(self, worked: set[str]) -> None:
         """Nothing is there that should have left a while ago."""
         core, now_ns = self.driver.core, self.driver.device.now_ns
         if core.hauling:
             return
-        busy = {job.pool.weights.model for job in core.jobs}
+        busy = self._at_work() | worked
         for model, weights in core.residency.weights.items():
             if model in busy or weights.handle is None or weights.readers:
                 continue

@@ -26,9 +26,16 @@ class SystemdMachine:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        # The units may not look into homes, where the interpreter may lie.
+        # The units may not look into homes and have a /tmp of their own: wherever interpreter and
+        # project lie, they are seen below /mnt.
+        self._seen = {
+            Path(sys.base_prefix): "/mnt/python",
+            Path(sys.prefix): "/mnt/venv",
+            ROOT: "/mnt/project",
+        }
         parts = [str(ROOT / part) for part in ("client", "broker", "worker", "protocol")]
-        path = ":".join([*parts, *(entry for entry in sys.path if entry.endswith("-packages"))])
+        packages = [entry for entry in sys.path if entry.endswith("-packages")]
+        path = ":".join(self._there(Path(entry)) for entry in [*parts, *packages])
         python = f"/mnt/python/bin/python{sys.version_info.major}.{sys.version_info.minor}"
         (folder / "conductor").write_text(
             f"#!/bin/sh\nexport PYTHONPATH={path} LD_LIBRARY_PATH=/mnt/python/lib\n"
@@ -58,7 +65,7 @@ class SystemdMachine:
     def __enter__(self) -> Self:
         self._group.mkdir()
         command = ["unshare", "-m", "-p", "-n", "-i", "-u", "-C", "--fork", "--kill-child"]
-        command += ["--mount-proc", str(SCRIPT), sys.base_prefix, str(self.folder)]
+        command += ["--mount-proc", str(SCRIPT), str(self.folder), *map(str, self._seen)]
         enter_group = f'echo $$ > "{self._group}/cgroup.procs"; exec "$@"'
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
@@ -90,6 +97,14 @@ class SystemdMachine:
         """systemd's process id, as seen from here."""
         pid = self._process.pid
         return int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
+
+    def _there(self, path: Path) -> str:
+        """Where it is seen there; the longest of the folders that hold it counts."""
+        holding = [folder for folder in self._seen if path.is_relative_to(folder)]
+        if not holding:
+            return str(path)
+        folder = max(holding, key=lambda each: len(each.parts))
+        return f"{self._seen[folder]}/{path.relative_to(folder)}"
 
     def _up(self) -> bool:
         try:

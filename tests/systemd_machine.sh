@@ -3,19 +3,27 @@
 # first process is systemd, and which has no unit but those in /etc/systemd/system. All that it writes
 # is in memory and goes with it.
 #
-#   systemd_machine.sh PYTHON_PREFIX FOLDER
+#   systemd_machine.sh FOLDER PYTHON VENV PROJECT
 #
-# FOLDER is seen as /mnt/given.
+# They are seen as /mnt/given, /mnt/python, /mnt/venv and /mnt/project.
 set -euo pipefail
 mount --make-rprivate /
-given=$(mktemp -d -p /run)
-mount --bind "$2" "$given"
+names=(given python venv project)
+# They may lie below what is about to be covered.
+kept=$(mktemp -d -p /run)
+for name in "${names[@]}"; do
+  mkdir "$kept/$name"
+  mount --rbind "$1" "$kept/$name"
+  shift
+done
 mount -t tmpfs -o mode=755 tmpfs /mnt
-mkdir -p /mnt/given /mnt/etc/{upper,work} /mnt/var/{upper,work} /mnt/python
-mount --bind "$given" /mnt/given
-umount "$given"
-rmdir "$given"
-mount --bind "$1" /mnt/python
+mkdir -p /mnt/etc/{upper,work} /mnt/var/{upper,work}
+for name in "${names[@]}"; do
+  mkdir "/mnt/$name"
+  mount --rbind "$kept/$name" "/mnt/$name"
+  umount -R "$kept/$name"
+done
+rm -d "$kept"/* "$kept"
 for tree in etc var; do
   mount -t overlay overlay -o "lowerdir=/$tree,upperdir=/mnt/$tree/upper,workdir=/mnt/$tree/work" "/$tree"
 done
