@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from vram_conductor.client.answers import typed
-from vram_conductor.client.calls import CallMessage
+from vram_conductor.client.calling import AsyncCalling
 from vram_conductor.client.history import History, HistoryReader
 from vram_conductor.client.requests import build_fork, build_reset, checked
 from vram_conductor.protocol.conversations import ForkReceipt, HistoryPage
@@ -13,11 +11,8 @@ from vram_conductor.protocol.ids import new_rid
 from vram_conductor.protocol.limits import DEFAULT_CONVERSATION
 
 
-class AsyncConversing:
+class AsyncConversing(AsyncCalling):
     """Part of ``AsyncConductor``."""
-
-    async def _call(self, message: CallMessage) -> dict[str, Any]:
-        raise NotImplementedError
 
     async def reset(self, agent: str, conversation: str = DEFAULT_CONVERSATION) -> int:
         """Forget a conversation; see ``Conductor.reset``."""

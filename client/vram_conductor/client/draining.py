@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 from vram_conductor.client.answers import typed
-from vram_conductor.client.calls import CallMessage
-from vram_conductor.client.effects import News
+from vram_conductor.client.calling import AsyncCalling, Calling, OnProgress
 from vram_conductor.client.requests import checked_timeout_ms
 from vram_conductor.protocol.drain import DrainDevice, DrainReceipt, check_drain
 from vram_conductor.protocol.ids import new_rid
@@ -15,19 +11,9 @@ from vram_conductor.protocol.ids import new_rid
 DRAIN_TIMEOUT_S = 300.0
 """Beyond what runs: everything is parked, and a large model takes a while to be let go."""
 
-OnProgress = Callable[[News], None]
 
-
-class Draining:
+class Draining(Calling):
     """Part of ``Conductor``."""
-
-    def _call(
-        self,
-        message: CallMessage,
-        timeout_ms: int | None = None,
-        on_progress: OnProgress | None = None,
-    ) -> dict[str, Any]:
-        raise NotImplementedError
 
     def drain(
         self,
@@ -59,16 +45,8 @@ class Draining:
         return typed(self._call(message, _patience_ms(message), on_progress), DrainReceipt)
 
 
-class AsyncDraining:
+class AsyncDraining(AsyncCalling):
     """Part of ``AsyncConductor``."""
-
-    async def _call(
-        self,
-        message: CallMessage,
-        timeout_ms: int | None = None,
-        on_progress: OnProgress | None = None,
-    ) -> dict[str, Any]:
-        raise NotImplementedError
 
     async def drain(
         self,

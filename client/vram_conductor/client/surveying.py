@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 from vram_conductor.client.answers import typed
-from vram_conductor.client.calls import CallMessage
-from vram_conductor.client.effects import News
+from vram_conductor.client.calling import AsyncCalling, Calling
 from vram_conductor.client.requests import checked, checked_timeout_ms
 from vram_conductor.protocol.fitting import Fit, FitReport
 from vram_conductor.protocol.ids import new_rid
@@ -15,19 +11,9 @@ from vram_conductor.protocol.ids import new_rid
 FIT_TIMEOUT_S = 660.0
 """As long as estimates may take; a dead broker is noticed within seconds."""
 
-OnProgress = Callable[[News], None]
 
-
-class Surveying:
+class Surveying(Calling):
     """Part of ``Conductor``."""
-
-    def _call(
-        self,
-        message: CallMessage,
-        timeout_ms: int | None = None,
-        on_progress: OnProgress | None = None,
-    ) -> dict[str, Any]:
-        raise NotImplementedError
 
     def fit(
         self,
@@ -59,16 +45,8 @@ class Surveying:
         return typed(self._call(message, checked_timeout_ms("timeout_s", timeout_s)), FitReport)
 
 
-class AsyncSurveying:
+class AsyncSurveying(AsyncCalling):
     """Part of ``AsyncConductor``."""
-
-    async def _call(
-        self,
-        message: CallMessage,
-        timeout_ms: int | None = None,
-        on_progress: OnProgress | None = None,
-    ) -> dict[str, Any]:
-        raise NotImplementedError
 
     async def fit(
         self,
