@@ -8,7 +8,6 @@ import msgspec
 import pytest
 from scripted_worker import MIB, MODELS, MS, Bench, Client, ScriptedWorker, config_of
 
-from vram_conductor.broker.boot import DEVICES_MAX
 from vram_conductor.broker.drain import CUT_OFF_MS
 from vram_conductor.broker.events import WorkerBad
 from vram_conductor.broker.journal.records import (
@@ -17,6 +16,7 @@ from vram_conductor.broker.journal.records import (
     WorkerEpochSeen,
 )
 from vram_conductor.protocol import commands as c
+from vram_conductor.protocol import limits
 from vram_conductor.protocol import messages as m
 from vram_conductor.protocol.config import DeviceConfig
 from vram_conductor.protocol.conversations import Turn
@@ -117,12 +117,12 @@ def test_a_refused_worker_brings_no_device(changes: dict[str, Any]) -> None:
 
 def test_workers_do_not_bring_devices_without_end() -> None:
     bench = Bench(msgspec.structs.replace(config_of(), device=[]))
-    for number in range(DEVICES_MAX):
+    for number in range(limits.DEVICES_MAX):
         assert bench.worker(f"gpu{number}", epoch=number + 1).welcome is not None
     one_more = bench.worker("one-more")
     assert one_more.refused is not None
     assert one_more.refused.reason == "no_such_device"
-    assert len(bench.core.report(bench.now_ns).devices) == DEVICES_MAX
+    assert len(bench.core.report(bench.now_ns).devices) == limits.DEVICES_MAX
     again = bench.worker("gpu7", epoch=1000, peer=b"again")
     bench.advance(7_000, alive=False)
     assert again.welcome is not None

@@ -12,12 +12,10 @@ from vram_conductor.broker.ledger.ledger import Ledger
 from vram_conductor.broker.registry import Agent, Conversation
 from vram_conductor.broker.state import State
 from vram_conductor.broker.workers.devices import Device
+from vram_conductor.protocol import limits
 from vram_conductor.protocol.commands import Ready
 from vram_conductor.protocol.config import DeviceConfig
 from vram_conductor.protocol.values import DeviceInfo, DeviceKind
-
-DEVICES_MAX = 64
-"""Devices that workers may bring where none is configured: what they name is kept for good."""
 
 
 def configure(state: State, restored: Restored) -> None:
@@ -32,7 +30,7 @@ def find_device(state: State, ready: Ready) -> Device | None:
     name = ready.device.device
     if not state.serves(name):
         return None
-    if name not in state.devices and len(state.devices) < DEVICES_MAX:
+    if name not in state.devices and len(state.devices) < limits.DEVICES_MAX:
         return _new_device(state, DeviceConfig(id=name, kind=ready.device.kind), 0)
     return state.devices.get(name)
 

@@ -94,6 +94,8 @@ HISTORY_PAGE_BYTES_MAX = 1024 * 1024
 """Text in one answer to HISTORY, as :data:`HISTORY_BYTES_MAX` counts, but for a single turn."""
 
 HISTORY_PAGE_TOKENS_MAX = 65_536
+DEVICES_MAX = 64
+"""Devices that workers may bring where none is configured: what they name is kept for good."""
 SESSIONS_MAX = 4_096
 SESSIONS_PER_KEYED_PRINCIPAL_MAX = 1_024
 """So that no tenant takes the places of all others."""
